@@ -220,3 +220,37 @@ def test_the_last_tensor_goes_while_its_memory_comes_back() -> None:
     finally:
         sys.setswitchinterval(interval)
     assert load.figures(load.library()).values == 0
+
+
+def test_an_array_of_what_a_kernel_of_another_thread_reads() -> None:
+    """The memory that it shows stays, and what was made from the tensor before sees no writes there."""
+    found = output(
+        """
+        import warnings, torch, recompute_torch as rt
+        from threading import Event, Thread
+        warnings.simplefilter("ignore")  # that a kernel is replaced
+        inside, taken = Event(), Event()
+
+        def sine(x):
+            x.data_ptr()  # as kernels do
+            inside.set()
+            taken.wait()
+            return torch.cos(x)
+
+        library = torch.library.Library("aten", "IMPL")
+        library.impl("sin", sine, "CPU")
+        with rt.budget(native=True) as block:
+            x = torch.ones(1000) * 2
+            y = x * 3
+            thread = Thread(target=x.sin)
+            thread.start()
+            inside.wait()
+            array = x.numpy()
+            taken.set()
+            thread.join()
+            block.cache.release_memory()
+            array[:] = 5
+            print(x.sum().item(), y.sum().item())
+        """
+    )
+    assert found == "5000.0 6000.0\n"

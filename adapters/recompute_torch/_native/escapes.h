@@ -72,6 +72,14 @@ void escaped(StorageImpl* storage) {
   leave_pool(v);
 }
 
+// An array came to be on it while a kernel of another thread had just used up the notice (see `arm`).
+bool has_been_shared(StorageImpl* storage, Value* v) {
+  if (C10_LIKELY(storage->resizable()) || v->unshared) return false;
+  v->escaped = true;
+  leave_pool(v);
+  return true;
+}
+
 struct Lenient {  // an error cannot come out of here, and the content must: what is too much is said in `overshoot`
   Lenient() { lenient++; }
   ~Lenient() { lenient--; }

@@ -12,9 +12,12 @@ void neighbours_changed(Value* v) {  // it has been evicted, or is back: the val
       if (out) out->known = 0;
 }
 
+bool has_been_shared(StorageImpl*, Value*);
+
 void evict(Value* v) {
   const auto storage = storage_of(v);
   if (!storage) return;  // it has gone
+  if (C10_UNLIKELY(has_been_shared(storage.get(), v))) return;
   leave_pool(v);
   neighbours_changed(v);
   M.evictions++;

@@ -386,7 +386,13 @@ class Operator {
     for (const Met& m : met) {
       if (!m.value) continue;
       Value* v = value_of(m.storage);
-      if (v && !v->escaped && v->resident()) arm(m.storage);
+      if (!v || !v->resident()) continue;
+      if (C10_UNLIKELY(!m.storage->resizable()) && !v->unshared && !within && rule.own) {
+        Lenient here;  // another thread has got an array on it
+        escaped(m.storage);
+      } else if (!v->escaped) {
+        arm(m.storage);
+      }
     }
   }
 
