@@ -31,7 +31,9 @@ from hypothesis import strategies as st
 
 torch = pytest.importorskip("torch", reason="the extra 'torch' is not installed")
 
-import recompute as rc  # noqa: E402  # after importorskip
+from torch.multiprocessing.reductions import StorageWeakRef  # noqa: E402  # after importorskip
+
+import recompute as rc  # noqa: E402
 import recompute_torch as rt  # noqa: E402
 from recompute import policies  # noqa: E402
 from recompute_torch._native import build, load  # noqa: E402
@@ -1136,6 +1138,29 @@ def test_code_of_others_that_reads_more_than_its_arguments() -> None:
         assert block.stats().rematerializations > 0
         assert all(map(torch.equal, expected, found))
     assert all(map(torch.equal, expected, found))
+
+
+def test_code_of_others_that_gives_its_argument_other_memory() -> None:
+    """What the argument lay on before is there until the operator is over, and the new memory is known from then on."""
+    library = torch.library.Library("recompute_other_memory", "DEF")
+    library.define("swap(Tensor(a!) x, Tensor y) -> ()")
+    expired: list[bool] = []
+
+    def swap(x: Any, y: Any) -> None:
+        before = StorageWeakRef(x.untyped_storage())
+        x.set_(y.untyped_storage(), 0, y.shape, y.stride())
+        expired.append(before.expired())
+
+    library.impl("swap", swap, "CPU")
+    with rt.budget(native=True) as block:
+        x, y = torch.ones(1000) * 2, torch.ones(1000) * 3
+        torch.ops.recompute_other_memory.swap(x, y)
+        z = x + y
+        block.cache.release_memory()
+        assert z.sum().item() == 6000
+        x.set_()
+        block.check()
+    assert expired == [False]
 
 
 def test_a_warning_that_is_an_error(recwarn: pytest.WarningsRecorder) -> None:

@@ -174,6 +174,7 @@ class Operator {
     if (C10_UNLIKELY(!M.open || count.era != era || has_left())) return false;
     M.operators += !within;
     meet();
+    if (C10_UNLIKELY(rule.kind == Kind::RESIZE || !rule.own)) hold_storages();
     if (C10_UNLIKELY(evicted)) bring_all();
     bool record = !within && !quiet() && !strange && !rule.out && !rule.once && (rule.kind == Kind::MAKE || rule.kind == Kind::WRITE);
     if (C10_UNLIKELY(outside) && record) record = copy_what_is_outside();
@@ -307,7 +308,12 @@ class Operator {
       others = storage->nbytes();
     }
     outside |= others;
-    met.push_back({t, int16_t(at), int16_t(item), v, storage, rule.own ? 0 : references(storage), others});
+    met.push_back({t, int16_t(at), int16_t(item), v, storage, 0, others});
+  }
+
+  void hold_storages() {  // a tensor may get another one, and be the last that has this one
+    for (Met& m : met) held.push_back(c10::intrusive_ptr<StorageImpl>::reclaim_copy(m.storage));
+    for (Met& m : met) m.references = references(m.storage);
   }
 
   void bring_all() {
@@ -407,6 +413,7 @@ class Operator {
   c10::SmallVector<Met, 6> met;
   c10::SmallVector<StorageImpl*, 2> targets;
   c10::SmallVector<uint32_t, 1> written;
+  c10::SmallVector<c10::intrusive_ptr<StorageImpl>, 1> held;
   Pinned pinned;
   std::unique_ptr<Call> call;
   uint64_t took = 0;
