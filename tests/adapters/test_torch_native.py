@@ -1163,6 +1163,28 @@ def test_code_of_others_that_gives_its_argument_other_memory() -> None:
     assert expired == [False]
 
 
+@pytest.mark.parametrize("native", [True, False])
+def test_a_step_of_an_optimizer_that_ends_by_an_error(native: bool) -> None:
+    """What follows is remembered, and can be evicted, as before the step."""
+
+    def closure() -> float:
+        with torch.profiler.record_function("of the closure"):  # torch's own zero_grad does the same
+            weight.sum().backward()
+        raise KeyboardInterrupt
+
+    weight = torch.ones(10, requires_grad=True)
+    optimizer = torch.optim.SGD([weight], lr=0.5)
+    with rt.budget(native=native) as block, torch.no_grad():
+        try:
+            optimizer.step(closure)
+        except KeyboardInterrupt:
+            x = torch.ones(1000) * 2
+            before = block.stats().evictions
+            block.cache.release_memory()
+            assert block.stats().evictions > before
+        assert x.sum().item() == 2000
+
+
 def test_a_warning_that_is_an_error(recwarn: pytest.WarningsRecorder) -> None:
     """It comes out of the operator that repeated too much, and the tensors are what they were."""
     warnings.simplefilter("error", rc.ThrashWarning)

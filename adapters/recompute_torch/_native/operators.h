@@ -449,6 +449,7 @@ void on_operator(const OperatorHandle& op, DispatchKeySet all, Stack* stack) {
   const DispatchKeySet keys = all & BELOW;
   if (C10_UNLIKELY(!M.open || has_left())) return op.redispatchBoxed(keys, stack);
   const Rule& rule = rule_of(op);
+  if (C10_UNLIKELY(rule.span)) see_span(rule.span);
   if (rule.kind == Kind::PASS) return op.redispatchBoxed(keys, stack);
   Turn turn(rule.own && !rule.once && !nested);
   const size_t first = stack->size() - rule.arguments;

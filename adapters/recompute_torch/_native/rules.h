@@ -17,6 +17,7 @@ struct Rule {
   bool overwrites = false;         // what it writes does not depend on what was there
   bool once = false;               // it must not run again: other processes take part, or it would make other bits
   bool own = false;                // of torch: no code of others runs in it
+  int8_t span = 0;                 // 1: profilers hear of a span that begins, as each step of an optimizer does; -1: ends
   int hidden = -1, training = -1;  // running statistics: the first argument; the one that says whether they are written
   uint16_t arguments = 0, returns = 0;
   std::vector<uint16_t> tensors;   // arguments that are tensors, or lists of them
@@ -40,6 +41,8 @@ Rule make_rule(const OperatorHandle& op) {
   rule.returns = schema.returns().size();
   rule.seeded = op.hasTag(at::Tag::nondeterministic_seeded);
   rule.own = name.rfind("aten::", 0) == 0;
+  rule.span = is_one_of(name, {"profiler::_record_function_enter", "profiler::_record_function_enter_new"}) ? 1 :
+      name == "profiler::_record_function_exit" ? -1 : 0;
   rule.once = name.rfind("c10d", 0) == 0 || name.rfind("_c10d", 0) == 0 || name.rfind("symm_mem::", 0) == 0 ||
       name == "aten::linalg_lstsq";
   const bool direct = op.hasKernelForDispatchKey(DispatchKey::CPU) ||

@@ -2,6 +2,13 @@
 // before. And what a history is worth: sources that only calls need go when what depends on them takes no more memory.
 
 thread_local bool stepping = false;  // an optimizer makes its step: nothing is remembered of it
+thread_local int spans = 0;          // of profilers, in that step
+
+void set_stepping(bool on) { stepping = on, spans = 0; }
+
+void see_span(int change) {  // the step's own one ends by an error, too
+  if (stepping && (spans += change) < 0) set_stepping(false);
+}
 
 bool quiet() { return stepping && !c10::GradMode::is_enabled(); }  // its closure, if it has one, is a step like others
 

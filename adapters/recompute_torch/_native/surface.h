@@ -131,7 +131,7 @@ void rm_take_part(int on) {  // this thread
   c10::impl::tls_set_dispatch_key_included(KEY, on);
   joined = on ? count.era.load() : 0;
 }
-void rm_stepping(int on) { stepping = on; }
+void rm_stepping(int on) { set_stepping(on); }
 
 int rm_set_budget(int64_t budget, char* text, int64_t size) {
   return caught(
