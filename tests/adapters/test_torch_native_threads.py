@@ -186,6 +186,50 @@ def test_a_fork_in_a_handler() -> None:
     assert found == "[True, True, True] 0\n"
 
 
+def test_errors_of_two_threads_at_once() -> None:
+    """Each thread gets the error that came out of its own handler."""
+    x = torch.eye(16) * 0.9
+    library = load.library()
+    raised: dict[str, str] = {}
+
+    with rt.budget(native=True) as block:
+
+        def look() -> None:
+            raise ValueError(names.pop())
+
+        def chain() -> Any:
+            made = x
+            for _ in range(700):
+                made = (made @ x).tanh()
+            return made
+
+        def commit(name: str, meanwhile: Any) -> None:
+            def commits(*arguments: Any) -> Any:
+                names.append(name)
+                result = library.rm_commit(*arguments)
+                meanwhile()
+                return result
+
+            try:
+                load.calling(commits)
+            except ValueError as error:
+                raised[name] = str(error)
+
+        def other() -> None:
+            thread = Thread(target=commit, args=("second", lambda: None))
+            thread.start()
+            thread.join()
+
+        names: list[str] = []
+        kept = [chain(), chain()]
+        block._look_at_repeats = look
+        block.cache.release_memory()
+        commit("first", other)
+        block._look_at_repeats = lambda: None
+        assert torch.equal(*kept)
+    assert raised == {"first": "first", "second": "second"}
+
+
 def test_the_last_tensor_goes_while_its_memory_comes_back() -> None:
     """Memory that is brought back for a tensor which another thread lets go meanwhile goes, too."""
     library = torch.library.Library("recompute_going", "DEF")

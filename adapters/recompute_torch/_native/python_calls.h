@@ -17,7 +17,7 @@ __attribute__((weak)) void Py_DecRef(_object*);
 constexpr uint32_t TURNS = 64;  // between two looks at the time
 constexpr auto PAUSE = std::chrono::milliseconds(50);  // between two looks for signals: the interpreter may be busy
 
-_object* raised = nullptr;  // by the last handler that did
+thread_local _object* raised = nullptr;  // by the last handler that did in this thread
 
 struct Interrupted final : torch::PyTorchError {
   Interrupted(std::string text, _object* type) : PyTorchError(std::move(text)), type(type) {}
