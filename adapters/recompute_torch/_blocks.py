@@ -6,7 +6,6 @@ import os
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
-from functools import partial
 from threading import RLock, local
 from time import perf_counter
 from types import TracebackType
@@ -45,16 +44,67 @@ _choosing: Final[Any] = RLock()
 """One block at a time opens or closes."""
 
 
+def open_blocks() -> list[Block]:
+    """Those that are open, whatever other threads open meanwhile."""
+    while True:
+        try:
+            return list(blocks)
+        except RecursionError:
+            raise
+        except RuntimeError:  # another thread has just opened one
+            continue
+
+
 def _joining() -> list[Callable[[], Callable[[], object]]]:
     """What a thread does first that this one starts: it takes part where this one does."""
-    return [block._join for block in list(blocks) if block._is_here()]
+    return [block._join for block in open_blocks() if block._is_here()]
 
 
 _threads: Final = Threads(_joining)
 
 
+def _before_a_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    for block in open_blocks():
+        if block._is_here():  # optimizers of threads that take no part are of no interest
+            block._steps_now(optimizer)
+
+
+def _after_it(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    for block in open_blocks():
+        if block._is_here():
+            block._stepped(optimizer)
+
+
+_HOOKS: Final[list[tuple[Any, Any]]] = [
+    (register_optimizer_step_pre_hook, _before_a_step),
+    (register_optimizer_step_post_hook, _after_it),
+]
+
+
+class _Optimizers:
+    """Tells the blocks of a thread of the steps of its optimizers, as long as any block is open.
+
+    Another thread may be in the middle of a step, and of torch's hooks, which must not change with each block.
+    """
+
+    def __init__(self) -> None:
+        self._hooks: list[Any] = []
+
+    def watch(self) -> None:
+        """A block has been opened, or closed."""
+        if blocks:
+            for register, hook in _HOOKS[len(self._hooks) :]:
+                self._hooks.append(register(hook))
+        else:
+            while self._hooks:
+                self._hooks.pop().remove()
+
+
+_optimizers: Final = _Optimizers()
+
+
 def _forked() -> None:
-    for block in list(blocks):
+    for block in open_blocks():
         block._after_fork()
 
 
@@ -94,7 +144,7 @@ class Block(ABC):
                 "to change its budget, set block.budget"
             )
         if not around:  # it may have been started in another block, which it leaves for a while
-            self._here.others = [block for block in list(blocks) if block is not self and block._step_aside()]
+            self._here.others = [block for block in open_blocks() if block is not self and block._step_aside()]
         first = False
         try:
             with self._lock:
@@ -105,10 +155,7 @@ class Block(ABC):
                     with _choosing:
                         blocks.add(self)
                         _threads.open()
-                    self._hooks += [
-                        register_optimizer_step_pre_hook(partial(self._if_here, self._steps_now)),
-                        register_optimizer_step_post_hook(partial(self._if_here, self._stepped)),
-                    ]
+                        _optimizers.watch()
                 self._times_entered += 1
                 self._begin()
             current.blocks = [*around, self]
@@ -162,11 +209,6 @@ class Block(ABC):
         """Whether this thread takes part."""
         return getattr(self._here, "times", 0) > 0
 
-    def _if_here(self, told: Callable[..., None], optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        """Optimizers of threads that take no part are of no interest."""
-        if self._is_here():
-            told(optimizer)
-
     def _begin(self) -> None:
         """This thread takes part, as long as it has not ended as often as it has begun."""
         here = self._here
@@ -203,6 +245,7 @@ class Block(ABC):
                 if self in blocks:  # else an interrupt came as it was entered
                     _threads.close()
                     blocks.discard(self)
+                    _optimizers.watch()
 
     @abstractmethod
     def _open(self) -> None:

@@ -298,3 +298,60 @@ def test_an_array_of_what_a_kernel_of_another_thread_reads() -> None:
         """
     )
     assert found == "5000.0 6000.0\n"
+
+
+@pytest.mark.parametrize("native", [True, False])
+def test_a_block_opens_while_an_optimizer_of_another_thread_steps(native: bool) -> None:
+    """The step is a step like any other, and so is the next one."""
+
+    def other() -> None:
+        with rt.budget(native=False):
+            pass
+
+    def open_another(_: Any) -> None:
+        thread = Thread(target=other)
+        thread.start()
+        thread.join()
+
+    weight = torch.ones(4, requires_grad=True)
+    optimizer = torch.optim.SGD([weight], lr=0.5)
+    with rt.budget(native=native) as block:
+        block.on_step(open_another)
+        last = register_optimizer_step_post_hook(lambda *_: None)
+        try:
+            for _ in range(2):
+                weight.sum().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+        finally:
+            last.remove()
+        assert len(block.report().steps) == 2
+    assert torch.equal(weight, torch.zeros(4))
+
+
+def test_a_block_opens_while_another_thread_starts_a_thread() -> None:
+    """Which blocks are open is asked again then."""
+    another = rt.budget(native=False)
+    found: list[Any] = []
+
+    def opening(frame: Any, event: str, _: Any) -> Any:
+        if frame.f_code is not WeakSet.__iter__.__code__:
+            return None
+        if event == "return":  # it has just given one of them
+            blocks.add(another)
+        return opening
+
+    thread = Thread(target=lambda: found.append((torch.ones(3) * 2).sum().item()))
+    before = sys.gettrace()
+    try:
+        with rt.budget(native=True) as block:
+            operators = block.stats().operations
+            sys.settrace(opening)
+            thread.start()
+            sys.settrace(before)
+            thread.join()
+            assert block.stats().operations > operators
+    finally:
+        sys.settrace(before)
+        blocks.discard(another)
+    assert found == [6]

@@ -25,7 +25,7 @@ import recompute as rc
 from recompute import policies, text
 from recompute.extend import Counts, PoolStats, Recomputed
 from recompute.text import format_bytes, parse_budget, seconds
-from recompute_torch._blocks import CURE, ENTERED_ONCE, OTHERS, Block, blocks
+from recompute_torch._blocks import CURE, ENTERED_ONCE, OTHERS, Block, open_blocks
 from recompute_torch._holders import KINDS, Held, Holders, Parts, needs, warn
 from recompute_torch._memory import storage_of
 from recompute_torch._native import load
@@ -159,7 +159,7 @@ class NativeBudget(Block):
                 "let all threads enter it, or take native=False for one of them"
             )
         self._state = "open"
-        for block in list(blocks):
+        for block in open_blocks():
             for storage in block._met_storages():
                 load.belongs_to_another(storage)
 
@@ -409,7 +409,7 @@ def _look() -> None:
 def _keep_apart() -> None:
     """What the tracker calls when a storage comes to it that a block of the Python path has met."""
     address = load.asked()
-    if any(storage._cdata == address for block in list(blocks) for storage in block._met_storages()):
+    if any(storage._cdata == address for block in open_blocks() for storage in block._met_storages()):
         raise RuntimeError(OTHERS)
 
 
