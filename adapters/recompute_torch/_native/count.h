@@ -4,18 +4,24 @@
 // what was allocated before the block, or in an earlier one, is not subtracted when it goes. Such memory is counted
 // from the moment at which an operator takes it.
 
+// Of one budget block. It is never freed: what it counts may go at any time after it, in the middle of the next one.
+struct Books {
+  std::atomic<int64_t> used{0}, peak{0}, lap{0}, overshoot{0};
+};
+
 struct Header {
   int64_t bytes;
   int64_t mapped;  // bytes of a block that is not from malloc; 0: it is
   uint64_t ours;   // tells it from what another allocator gave: see `release_raw`
-  uint32_t era;    // of the budget block that counts it; 0: none
+  Books* books;    // of the budget block that counts it; null: none does
   static uint64_t mark(const Header* head) { return 0x9e3779b97f4a7c15ull ^ reinterpret_cast<uintptr_t>(head); }
 };
 constexpr size_t AHEAD = 64;
 static_assert(sizeof(Header) <= AHEAD);
 
 struct Count {
-  std::atomic<int64_t> used{0}, peak{0}, lap{0}, overshoot{0};
+  std::atomic<Books*> books{new Books};  // of the block that is open, or was last
+  std::atomic<Books*> open{nullptr};     // the same; null: no block is open
   std::atomic<int64_t> most{0};  // since an operator began, with what its kernel takes for a while, as if
   std::atomic<int64_t> evicted{0};  // what has been evicted since were there, too
   std::atomic<int64_t> budget{INT64_MAX};
@@ -23,29 +29,31 @@ struct Count {
   std::atomic<uint32_t> era{0};  // 0: no block is open
   uint32_t eras = 0;
 
-  bool reserve(int64_t bytes) {  // false: there is no room
-    int64_t now = used.load(std::memory_order_relaxed);
+  int64_t used() const { return books.load(std::memory_order_relaxed)->used.load(std::memory_order_relaxed); }
+  bool reserve(Books& into, int64_t bytes) {  // false: there is no room
+    int64_t now = into.used.load(std::memory_order_relaxed);
     do {
-      if (C10_UNLIKELY(!fits(bytes, now))) return false;
-    } while (!used.compare_exchange_weak(now, now + bytes, std::memory_order_relaxed));
-    note(now + bytes);
+      if (C10_UNLIKELY(!fits(bytes, now)) && is_open(&into)) return false;
+    } while (!into.used.compare_exchange_weak(now, now + bytes, std::memory_order_relaxed));
+    note(into, now + bytes);
     return true;
   }
-  void add(int64_t bytes) { note(used.fetch_add(bytes, std::memory_order_relaxed) + bytes); }
-  void note(int64_t now) {
-    raise(peak, now);
-    raise(lap, now);
+  void add(Books& into, int64_t bytes) { note(into, into.used.fetch_add(bytes, std::memory_order_relaxed) + bytes); }
+  void note(Books& into, int64_t now) {
+    raise(into.peak, now);
+    raise(into.lap, now);
     raise(most, now + evicted.load(std::memory_order_relaxed));
-    if (C10_UNLIKELY(now > budget.load(std::memory_order_relaxed))) raise(overshoot, now - budget.load());
+    if (C10_UNLIKELY(now > budget.load(std::memory_order_relaxed))) raise(into.overshoot, now - budget.load());
   }
+  bool is_open(const Books* of) const { return of && of == open.load(std::memory_order_relaxed); }
   static void raise(std::atomic<int64_t>& most, int64_t now) {
     int64_t known = most.load(std::memory_order_relaxed);
     while (now > known && !most.compare_exchange_weak(known, now, std::memory_order_relaxed)) {
     }
   }
   bool limited() const { return budget.load(std::memory_order_relaxed) != INT64_MAX; }
-  int64_t room() const { return budget.load(std::memory_order_relaxed) - used.load(std::memory_order_relaxed); }
-  bool fits(int64_t more) const { return fits(more, used.load(std::memory_order_relaxed)); }
+  int64_t room() const { return budget.load(std::memory_order_relaxed) - used(); }
+  bool fits(int64_t more) const { return fits(more, used()); }
   bool fits(int64_t more, int64_t now) const {
     return now - beside.load(std::memory_order_relaxed) + more <= budget.load(std::memory_order_relaxed);
   }
@@ -71,12 +79,12 @@ struct Counting : c10::Allocator {
   static void release(void* data) {
     if (!data) return;
     Header* head = header(data);
-    const bool counted = head->era && head->era == count.era.load(std::memory_order_relaxed);
+    Books* const books = head->books;
     const int64_t bytes = head->bytes;
     head->ours = 0;
-    if (head->mapped) blocks.give(head, head->mapped, counted && count.limited());
+    if (head->mapped) blocks.give(head, head->mapped, count.is_open(books) && count.limited());
     else c10::free_cpu(head);
-    if (counted) count.used -= bytes;  // not before: another thread may take the room
+    if (books) books->used -= bytes;  // not before: another thread may take the room
   }
   // What `raw_allocate` gave goes to the allocator of that moment, as do oneDNN's tensors, which may live from a block to
   // after it, or from before it. What others gave is aligned, too: if it does not begin a page, its page has a place for
@@ -88,47 +96,47 @@ struct Counting : c10::Allocator {
     else ordinary_allocator->raw_deleter()(data);  // which tells profilers
   }
   static bool begins_page(const void* data) { return reinterpret_cast<uintptr_t>(data) % 4096 == 0; }
-  static void reserve(int64_t bytes) {  // others may take the room that was made
-    while (C10_UNLIKELY(!count.reserve(bytes))) {
+  static void reserve(Books& into, int64_t bytes) {  // others may take the room that was made
+    while (C10_UNLIKELY(!count.reserve(into, bytes))) {
       if (make_room(bytes)) continue;
       if (may_throw()) throw_no_room(bytes);
-      return count.add(bytes);
+      return count.add(into, bytes);
     }
   }
-  static void* from_malloc(size_t bytes, uint32_t era) {  // the machine's memory may be shorter than the budget
+  static void* from_malloc(size_t bytes, bool counted) {  // the machine's memory may be shorter than the budget
     while (true) {
       try {
         void* block = c10::alloc_cpu(bytes);
         if (C10_LIKELY(!begins_page(static_cast<char*>(block) + AHEAD))) return block;
-        void* other = from_malloc(bytes, era);
+        void* other = from_malloc(bytes, counted);
         c10::free_cpu(block);
         return other;
       } catch (const c10::Error&) {
-        if (!era || !evict_some(bytes)) throw;
+        if (!counted || !evict_some(bytes)) throw;
       }
     }
   }
   at::DataPtr allocate(size_t bytes) override {
     const at::Device cpu(at::kCPU);
     if (!bytes) return {nullptr, nullptr, &release, cpu};
-    const uint32_t era = bookkeeping || !takes_part() ? 0 : count.era.load(std::memory_order_relaxed);
-    if (era) reserve(bytes);
+    Books* const books = bookkeeping || !takes_part() ? nullptr : count.open.load(std::memory_order_acquire);
+    if (books) reserve(*books, bytes);
     size_t mapped = 0;
     void* block = nullptr;
-    if (era && bytes >= LARGE && count.limited()) {
+    if (books && bytes >= LARGE && count.limited()) {
       mapped = bytes + AHEAD;
       block = blocks.take(mapped, count.room() + int64_t(bytes));
     }
     if (!block) {
       mapped = 0;
       try {
-        block = from_malloc(bytes + AHEAD, era);
+        block = from_malloc(bytes + AHEAD, books);
       } catch (...) {
-        if (era) count.used -= int64_t(bytes);
+        if (books) books->used -= int64_t(bytes);
         throw;
       }
     }
-    new (block) Header{int64_t(bytes), int64_t(mapped), Header::mark(static_cast<Header*>(block)), era};
+    new (block) Header{int64_t(bytes), int64_t(mapped), Header::mark(static_cast<Header*>(block)), books};
     void* data = static_cast<char*>(block) + AHEAD;
     return {data, data, &release, cpu};
   }
@@ -146,10 +154,10 @@ class Bytes {  // the memory of a value, and what of it the allocator has not co
   Bytes() = default;
   explicit Bytes(at::DataPtr&& from, size_t bytes = 0) : data_(std::move(from)) {
     from.clear();  // a DataPtr that is moved from still says where the memory is
-    if (bytes && !is_counted(data_)) count.add(extra_ = int64_t(bytes)), era_ = count.era;
+    if (bytes && !is_counted(data_) && (books_ = count.open)) count.add(*books_, extra_ = int64_t(bytes));
   }
   static bool is_counted(const at::DataPtr& data) {
-    return data.get_deleter() == &Counting::release && Counting::header(data.get())->era == count.era;
+    return data.get_deleter() == &Counting::release && count.is_open(Counting::header(data.get())->books);
   }
   Bytes(Bytes&& other) { *this = std::move(other); }
   Bytes& operator=(Bytes&& other) {
@@ -157,7 +165,7 @@ class Bytes {  // the memory of a value, and what of it the allocator has not co
     data_ = std::move(other.data_);
     other.data_.clear();
     extra_ = std::exchange(other.extra_, 0);
-    era_ = other.era_;
+    books_ = other.books_;
     return *this;
   }
   ~Bytes() { clear(); }
@@ -177,10 +185,10 @@ class Bytes {  // the memory of a value, and what of it the allocator has not co
 
  private:
   void discount() {
-    if (extra_ && era_ == count.era) count.used -= extra_;
+    if (extra_) books_->used -= extra_;
     extra_ = 0;
   }
   at::DataPtr data_;
   int64_t extra_ = 0;
-  uint32_t era_ = 0;
+  Books* books_ = nullptr;
 };

@@ -205,7 +205,7 @@ class Operator {
     was_short = false;
     if (!within) {
       count.evicted.store(0, std::memory_order_relaxed);
-      count.most.store(count.used.load(std::memory_order_relaxed), std::memory_order_relaxed);
+      count.most.store(count.used(), std::memory_order_relaxed);
     }
     const uint64_t began = ticks();
     op.redispatchBoxed(keys, stack);
@@ -266,7 +266,7 @@ class Operator {
     auto& known = M.tightest;
     while (!known.empty() && known.back().bytes <= bytes) known.pop_back();
     if (known.size() >= 4096) return;  // what comes now takes little
-    Tightest now{bytes, std::max<int64_t>(0, bytes + M.pool_bytes - count.used), &rule, M.operators};  // freed since
+    Tightest now{bytes, std::max<int64_t>(0, bytes + M.pool_bytes - count.used()), &rule, M.operators};  // freed since
     const uint64_t walk = ++M.walks;
     const auto add = [&](Value* v) {
       if (v && std::exchange(v->seen, walk) != walk) now.own += v->bytes;

@@ -142,7 +142,7 @@ void repeat(Call* call) {  // its arguments are in memory and pinned
     M.repeated_ticks += took, call->rule.repeated_ticks += took;
     M.clock += took;
     M.repeats++, call->rule.repeats++;
-    if (C10_UNLIKELY(M.repeats == M.patience)) count.beside = count.used + M.live;
+    if (C10_UNLIKELY(M.repeats == M.patience)) count.beside = count.used() + M.live;
   }
   size_t number = 0;
   const auto take = [&](StorageImpl* storage) {

@@ -53,7 +53,7 @@ void measure_pressure() {
     pressure = 0;
     return;
   }
-  const double room = std::max<double>(1, double(count.budget) - double(count.used) + double(M.pool_bytes));
+  const double room = std::max<double>(1, double(count.budget) - double(count.used()) + double(M.pool_bytes));
   const int now = std::floor(STEPS * std::sqrt(M.missing / (M.missing + room)));
   if (now > pressure) pressure = std::min(now, STEPS);
 }
@@ -242,7 +242,7 @@ int64_t needed_at_once = 0;  // bytes, by the last operator that found no room
 
 [[noreturn]] void throw_no_room(int64_t wanted) {
   was_short = true;
-  const int64_t used = count.used, budget = count.budget;
+  const int64_t used = count.used(), budget = count.budget;
   needed_at_once = used + wanted;
   const std::string name = running ? in_python_words(toString(running->operator_name())) : "allocation";
   throw NoRoom(

@@ -96,9 +96,11 @@ int rm_open(int64_t budget, int64_t smallest, int64_t history, int form, int aro
   M.first_lap = true;
   guard = faults && addresses.open() ? Guard::FAULT : Guard::ERROR;
   if (guard == Guard::FAULT) watch_faults();
-  count.used = count.peak = count.lap = count.overshoot = count.beside = 0;
+  count.books = new Books;
+  count.beside = 0;
   count.budget = budget > 0 ? budget : INT64_MAX;
   count.era = ++count.eras;
+  count.open = count.books.load();
   c10::SetAllocator(at::kCPU, &counting, 1);
   threads = 0;
   M.open = true;
@@ -114,6 +116,7 @@ int rm_close(char* text, int64_t size) {
   M.open = false;
   c10::SetAllocator(at::kCPU, &afterwards, 1);
   count.era = 0;
+  count.open = nullptr;
   blocks.keep_at_most(0);
   unwatch_faults();
   others.clear();
@@ -183,8 +186,9 @@ void rm_figures(int64_t* into) {  // bytes and numbers; the last two are nanosec
   int64_t sources = 0;
   for (Value* v = M.all.after; v != &M.all; v = v->after)
     if (!v->call && v->resident()) sources += v->bytes;
+  const Books& books = *count.books;
   const double unit = 1e9 * M.era.seconds_a_tick();
-  const int64_t all[] = {count.used, count.peak, count.lap, count.overshoot, M.operators, M.evictions, M.repeats, M.values,
+  const int64_t all[] = {books.used, books.peak, books.lap, books.overshoot, M.operators, M.evictions, M.repeats, M.values,
       M.calls, M.faults, M.scored, int64_t(M.pool.size()), M.pool_bytes, M.missing, sources,
       int64_t(double(M.clock) * unit), int64_t(double(M.repeated_ticks) * unit)};
   std::copy(std::begin(all), std::end(all), into);
@@ -224,7 +228,7 @@ void rm_tightest(const int64_t* gradients, int64_t many, int64_t* into, char* na
 
 void rm_next_lap() {
   Lock lock;
-  count.lap = count.used.load();
+  count.books.load()->lap = count.used();
   M.tightest.clear();
   M.first_lap = false;
 }
