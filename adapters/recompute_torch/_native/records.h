@@ -78,7 +78,7 @@ struct Tightest {  // an operator with much in memory that could not be evicted,
 };
 
 struct Machine {
-  bool open = false;
+  std::atomic<bool> open{false};
   size_t smallest = 1;               // bytes: less is never evicted
   int64_t history = 100000;          // calls that are remembered at most
   uint64_t clock = 0;                // ticks of all calls so far
@@ -91,8 +91,9 @@ struct Machine {
   Era era;
   std::vector<Tightest> tightest;  // of this lap, the most; in the first lap then the most of all after it, and so on
   bool first_lap = true;           // gradients can be evicted in it
-  int64_t operators = 0, evictions = 0, repeats = 0, values = 0, calls = 0, faults = 0, scored = 0;
-  int64_t next_look = 0;  // repeats at which Python is asked whether it is too much
+  int64_t operators = 0, evictions = 0, values = 0, calls = 0, faults = 0, scored = 0;
+  std::atomic<int64_t> repeats{0};    // read without the lock, as are
+  std::atomic<int64_t> next_look{0};  // repeats at which Python is asked whether it is too much
   int64_t patience = INT64_MAX, live = 0;  // repeats, as the block ends, after which so many bytes need no room
   uint64_t repeated_ticks = 0, walks = 0, changes = 0;
   Machine() { all.before = all.after = &all; }

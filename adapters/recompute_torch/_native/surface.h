@@ -99,10 +99,10 @@ int rm_open(int64_t budget, int64_t smallest, int64_t history, int form, int aro
   count.books = new Books;
   count.beside = 0;
   count.budget = budget > 0 ? budget : INT64_MAX;
+  threads = 0;
   count.era = ++count.eras;
   count.open = count.books.load();
   c10::SetAllocator(at::kCPU, &counting, 1);
-  threads = 0;
   M.open = true;
   return 0;
 }
