@@ -186,6 +186,39 @@ def test_a_fork_in_a_handler() -> None:
     assert found == "[True, True, True] 0\n"
 
 
+def test_a_hook_of_a_fork_waits_for_an_operator_of_another_thread() -> None:
+    """Hooks that run before a fork may wait for other threads of the block: nothing of the block is locked then."""
+    found = output(
+        """
+        import os
+        from threading import Event, Thread
+        asked, done = Event(), Event()
+
+        def before():
+            asked.set()
+            print("the operator has ended:", done.wait(20), flush=True)
+
+        os.register_at_fork(before=before)  # first, so it runs last
+        import torch, recompute_torch as rt
+
+        def work():
+            asked.wait()
+            (torch.ones(1000) * 2).sum()
+            done.set()
+
+        with rt.budget(native=True):
+            thread = Thread(target=work)
+            thread.start()
+            child = os.fork()
+            if not child:
+                os._exit(0 if (torch.ones(3) * 2).sum().item() == 6 else 1)
+            print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+            thread.join()
+        """
+    )
+    assert found == "the operator has ended: True\n0\n"
+
+
 def test_errors_of_two_threads_at_once() -> None:
     """Each thread gets the error that came out of its own handler."""
     x = torch.eye(16) * 0.9

@@ -48,9 +48,6 @@ _FUNCTIONS: Final[dict[str, tuple[Any, list[Any]]]] = {
     "rm_next_lap": (None, []),
     "rm_height": (c_double, [c_double] * 4 + [c_int]),
     "rm_problems": (c_int64, []),
-    "rm_before_fork": (None, []),
-    "rm_after_fork_in_parent": (None, []),
-    "rm_after_fork_in_child": (None, []),
 }
 
 
@@ -104,11 +101,6 @@ def library() -> Any:
             for name, (result, arguments) in _FUNCTIONS.items():
                 function = getattr(functions, name)
                 function.restype, function.argtypes = result, arguments
-            os.register_at_fork(
-                before=functions.rm_before_fork,
-                after_in_parent=functions.rm_after_fork_in_parent,
-                after_in_child=functions.rm_after_fork_in_child,
-            )
             _loaded.append(functions)
         return _loaded[0]
 

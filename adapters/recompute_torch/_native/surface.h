@@ -64,6 +64,26 @@ void give_everything_back(std::string& errors) {
   bury();
 }
 
+// Before, and in the child after, a process is forked off: nobody is in the middle of a change, and no budget holds. Not
+// by hooks of Python: those that run after ours would do so under the lock, and may wait for threads that need it.
+void before_fork() {
+  if (!mutex.try_lock()) {
+    const WithoutInterpreter here;
+    mutex.lock();
+  }
+  blocks.before_fork();
+}
+void after_fork_in_parent() {
+  blocks.after_fork();
+  mutex.unlock();
+}
+void after_fork_in_child() {
+  blocks.after_fork();
+  new (mutex_bytes) Mutex;  // the thread that held it has another name here
+  forget_threads();
+  count.budget = INT64_MAX;
+}
+
 }  // namespace
 
 extern "C" {
@@ -78,6 +98,7 @@ int rm_open(int64_t budget, int64_t smallest, int64_t history, int form, int aro
   if (!ordinary_allocator) {
     ordinary_allocator = c10::GetCPUAllocator();
     known_deleters().push_back(ordinary_allocator->raw_deleter());
+    pthread_atfork(&before_fork, &after_fork_in_parent, &after_fork_in_child);
   }
   policy.form = form, policy.around = around;
   std::copy(powers, powers + STEPS + 1, policy.power);
@@ -259,22 +280,6 @@ int64_t rm_problems() {  // inconsistencies in the records: 0, or a number that 
   if (pool_bytes != M.pool_bytes) return 9;
   if (missing != M.missing) return 10;
   return 0;
-}
-
-// Before, and in the child after, a process is forked off: nobody is in the middle of a change, and no budget holds.
-void rm_before_fork() {
-  mutex.lock();
-  blocks.before_fork();
-}
-void rm_after_fork_in_parent() {
-  blocks.after_fork();
-  mutex.unlock();
-}
-void rm_after_fork_in_child() {
-  blocks.after_fork();
-  new (mutex_bytes) Mutex;  // the thread that held it has another name here
-  forget_threads();
-  count.budget = INT64_MAX;
 }
 
 }  // extern "C"

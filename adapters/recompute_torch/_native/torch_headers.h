@@ -19,6 +19,7 @@
 #include <c10/util/SmallVector.h>
 #include <torch/library.h>
 
+#include <pthread.h>
 #include <signal.h>
 #include <sys/mman.h>
 
