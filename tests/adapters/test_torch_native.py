@@ -1206,6 +1206,28 @@ def test_a_warning_that_is_an_error(recwarn: pytest.WarningsRecorder) -> None:
         assert torch.equal(kept[-1], (kept[-2] @ x).tanh())
 
 
+def test_one_error_that_is_raised_again_and_again() -> None:
+    """An error of a handler is not let go more often than it was taken."""
+    error, x = ValueError("again"), torch.eye(16) * 0.9
+
+    def look() -> None:
+        raise error
+
+    with rt.budget(native=True) as block:
+        made = x
+        for _ in range(2000):
+            made = (made @ x).tanh()
+        block._look_at_repeats = look
+        references = []
+        for _ in range(4):
+            block.cache.release_memory()
+            with pytest.raises(ValueError, match="again"):
+                block.commit()
+            references.append(sys.getrefcount(error))
+        block._look_at_repeats = lambda: None
+    assert len(set(references)) == 1
+
+
 # Programs that went wrong
 
 

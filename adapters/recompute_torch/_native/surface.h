@@ -88,7 +88,7 @@ void after_fork_in_child() {
 
 extern "C" {
 
-_object* rm_raised() { return raised; }  // where a function returned 3
+_object* rm_raised() { return std::exchange(raised, nullptr); }  // where a function returned 3; ctypes takes it over
 
 // powers: STEPS + 1 numbers; look, keep: functions of Python. Returns 0: open; 1: another block is.
 int rm_open(int64_t budget, int64_t smallest, int64_t history, int form, int around, const double* powers, int64_t seed,
