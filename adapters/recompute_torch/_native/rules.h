@@ -17,7 +17,7 @@ struct Rule {
   bool overwrites = false;         // what it writes does not depend on what was there
   bool once = false;               // it must not run again: other processes take part, or it would make other bits
   bool own = false;                // of torch: no code of others runs in it
-  int8_t span = 0;                 // 1: profilers hear of a span that begins, as each step of an optimizer does; -1: ends
+  int8_t span = 0;                 // 1: profilers hear of a span that begins, as a step of an optimizer does; -1: ends
   int hidden = -1, training = -1;  // running statistics: the first argument; the one that says whether they are written
   uint16_t arguments = 0, returns = 0;
   std::vector<uint16_t> tensors;   // arguments that are tensors, or lists of them

@@ -64,8 +64,8 @@ void give_everything_back(std::string& errors) {
   bury();
 }
 
-// Before, and in the child after, a process is forked off: nobody is in the middle of a change, and no budget holds. Not
-// by hooks of Python: those that run after ours would do so under the lock, and may wait for threads that need it.
+// Before, and in the child after, a process is forked off: nobody is in the middle of a change, and no budget holds.
+// Not by hooks of Python: those that run after ours would do so under the lock, and may wait for threads that need it.
 void before_fork() {
   if (!mutex.try_lock()) {
     const WithoutInterpreter here;
@@ -209,8 +209,8 @@ void rm_figures(int64_t* into) {  // bytes and numbers; the last two are nanosec
     if (!v->call && v->resident()) sources += v->bytes;
   const Books& books = *count.books;
   const double unit = 1e9 * M.era.seconds_a_tick();
-  const int64_t all[] = {books.used, books.peak, books.lap, books.overshoot, M.operators, M.evictions, M.repeats, M.values,
-      M.calls, M.faults, M.scored, int64_t(M.pool.size()), M.pool_bytes, M.missing, sources,
+  const int64_t all[] = {books.used, books.peak, books.lap, books.overshoot, M.operators, M.evictions, M.repeats,
+      M.values, M.calls, M.faults, M.scored, int64_t(M.pool.size()), M.pool_bytes, M.missing, sources,
       int64_t(double(M.clock) * unit), int64_t(double(M.repeated_ticks) * unit)};
   std::copy(std::begin(all), std::end(all), into);
 }
