@@ -94,7 +94,7 @@ norm updates its statistics twice, which is why its bits differ.
 
 `python benchmarks/torch_compile.py --into docs/results` writes this page."""
 ABOUT_INDUCTOR: Final = """\
-Steps compiled by inductor within a budget, which is experimental. Memory is what torch's
+Steps compiled by inductor within a budget. Memory is what torch's
 allocator holds in addition to what there was before the step. *Kept* is measured at the end of the forward pass, *peak*
 is the maximum. Steps are timed in turns, and the fastest of a few counts. Compare times only within a table, and ignore
 small differences if the machine was busy. Results are compared with those of plain inductor. A *no* may come from

@@ -246,10 +246,10 @@ def planned(
     graphs
         How many graphs the step has, if it breaks: each gets an equal share.
     compiler
-        "boxed": operator by operator, as in eager mode. "inductor", experimental: as kernels, of which inductor chooses
-        order and fusion. What they take is read from its schedule, and seen on made-up tensors before training; if it
-        is too much, less is fused, or less is planned for. Results are those of inductor but for rounding. What the
-        default partitioner does is taken if it fits.
+        "boxed": operator by operator, as in eager mode. "inductor": as kernels, of which inductor chooses order and
+        fusion. What they take is read from the code that it writes around them, and seen on made-up tensors before
+        training; if it is too much, less is fused, or less is planned for. Results are those of inductor but for
+        rounding. What the default partitioner does is taken if it fits.
     options
         Those of `torch.compile`: fullgraph, dynamic and others, but not of its backends.
 

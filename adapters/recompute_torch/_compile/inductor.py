@@ -50,9 +50,9 @@ from recompute_torch._compile.program import Price, describe, read, repeatable, 
 from recompute_torch._compile.report import PLANNED, GraphPlan, floor, repeated
 
 _RATIOS: Final = (0.5, 0.25, 0.13)  # of torch's partitioner, where no plan was found; each takes as long as a plan
-_PROBES: Final = 3  # plans, each for less, until what inductor makes of one fits
-_SPARE: Final = 0.005  # of what is allowed, if possible: for what kernels need beside their results
-_HIGH: Final = 1.25  # times what it really is, that the peak of kernels may be taken for
+_PROBES: Final = 3  # plans, for less or for more, until what inductor makes of one fits and fills
+_FULL: Final = 0.95  # of what is allowed, that a plan is to take
+_OFF: Final = 1.25  # times the peak of the kernels that inductor makes of a plan, that the plan's own may be, or less
 
 
 @dataclass
@@ -80,41 +80,37 @@ class _Splits:
         self._by = by
         self._module = module
         self._lasting = lasting
+        self.least: int | None = None
+        """Bytes that the kernels of some plan take."""
         self.joint = read_fused(module.graph, results, by.prices)
 
-    def choices(self, default: Choice, allowed: int) -> Iterator[Choice]:
-        """From the best on, as far as is asked for."""
-        if default.right and allowed < default.peak <= _HIGH * allowed:
+    def choices(self, default: Choice, allowed: int, *, whole: bool) -> Iterator[Choice]:
+        """From the best on, as far as is asked for. `whole`: what is allowed is what the default is said to take."""
+        if default.right and not whole and allowed / _OFF < default.peak <= _OFF * allowed:
             self._schedule(default, None)
         yield default
-        program, effort, enough = self.joint.program, self._by.effort, int((1 - _SPARE) * allowed)
+        program, effort = self.joint.program, self._by.effort
         known = scheduled(program, cache_dir())
         again = next((plan for plan in known if (plan.budget, plan.effort) == (allowed, effort)), None)
         if again is not None:
             yield self._remembered(again)
-        new = self._scheduled(enough) or self._scheduled(allowed)
-        fitting = [plan for plan in known if plan.peak <= enough]
+        new = self._scheduled(allowed)
+        for choice in new:  # what does not fit is told of, and then asked for
+            size = allowed if choice.peak <= allowed else choice.peak
+            kept = Scheduled(size, effort, choice.order, choice.span or 0, choice.peak)
+            keep_scheduled(program, cache_dir(), kept)
+        self.least = min([*(plan.peak for plan in known), *(choice.peak for choice in new)], default=None)
+        fitting = [plan for plan in known if plan.peak <= allowed]
         if fitting:
             new.append(self._remembered(min(fitting, key=lambda plan: cost(self.joint, plan.order))))
-        for choice in sorted(new, key=lambda choice: choice.cost):
-            kept = Scheduled(allowed, effort, choice.order, choice.span or 0, choice.peak)
-            keep_scheduled(program, cache_dir(), kept)
-            yield choice
+        yield from sorted(new, key=lambda choice: choice.cost)
         if allowed >= floor(self.joint, repeats=False).nbytes:
             for ratio in _RATIOS:
                 with suppress(RuntimeError):  # there is no such cut
-                    yield self.cut(ratio)
-
-    def last_resort(self, default: Choice, plan: GraphPlan) -> Choice | None:
-        """What may take less than inductor's account says, since kernels write over what they have just read.
-
-        What is compiled is run before training, so this is seen then; what has taken too much is not tried again.
-        """
-        if PLANNED not in plan.missed and (choice := self._planned(plan.budget)) is not None:
-            choice.span = SPANS[-1]
-            return choice
-        fits = default.right and default.peak <= _HIGH * plan.budget
-        return default if fits and default.name not in plan.missed else None
+                    choice = self.cut(ratio)
+                    if choice.right:
+                        self._schedule(choice, None)
+                    yield choice
 
     def cut(self, ratio: float) -> Choice:
         """By torch, which may run again what draws other numbers then, or reads what was overwritten."""
@@ -128,20 +124,24 @@ class _Splits:
         choice.again, choice.right = Counter([describe(node) for node in again]), right
         return choice
 
-    def _scheduled(self, enough: int) -> list[Choice]:
-        """A plan of whose kernels inductor says that they fit, if one is found."""
-        given = enough
+    def _scheduled(self, allowed: int) -> list[Choice]:
+        """Plans for what is allowed, of which inductor has said what their kernels take."""
+        given, choices, fits = allowed, list[Choice](), False
         for number in range(_PROBES):
             choice = self._planned(given)
             if choice is None:
                 break
+            choices.append(choice)
             planned = choice.peak
-            for span in SPANS if not number else SPANS[-1:]:
+            for span in SPANS if fits or not number else SPANS[-1:]:
                 self._schedule(choice, span)
-                if choice.peak <= enough:
-                    return [choice]
-            given = planned - (choice.peak - enough)
-        return []
+                if choice.peak <= allowed:
+                    fits = True
+                    break
+            if _FULL * allowed <= choice.peak <= allowed:
+                break
+            given = planned + allowed - choice.peak
+        return choices
 
     def _schedule(self, choice: Choice, span: int | None) -> None:
         """Let the peak be that of the kernels of inductor, in their order."""
@@ -265,7 +265,7 @@ class Inductor:
         module.graph = fx_graph_cse(module.graph)  # as torch's partitioner does
         module.graph.eliminate_dead_code()
         keep_overwritten(module.graph, results)
-        mark(module, results)
+        mark(module, results, self.prices)
         splits = _Splits(self, module, results, lasting)
         joint, default = splits.joint, splits.cut(1.0)
         plan.plain, plan.saved_plain = default.peak, default.saved
@@ -273,11 +273,10 @@ class Inductor:
             plan.plain = max(plan.plain, planners.peak(joint.program))
         plan.budget = budget(plan.plain)
         allowed = int(plan.share * plan.budget)
-        choices = splits.choices(default, allowed)
+        choices = splits.choices(default, allowed, whole=plan.whole)
         best = next((choice for choice in choices if choice.right and choice.peak <= allowed), None)
-        best = best or splits.last_resort(default, plan)
         if best is None:
-            raise TooSmall(partial(self.planner.advice, joint, allowed, plan.share))
+            raise TooSmall(partial(self.planner.advice, joint, allowed, plan.share, splits.least))
         plan.split, plan.planned, plan.saved, plan.again = best.name, best.peak, best.saved, best.again
         plan.span, plan.operators = best.span, len(joint.calls)
         plan.overhead = best.cost / (joint.program.model_time or 1.0)
@@ -308,7 +307,6 @@ class Inductor:
                 return compiled
             least = min(least, peak)
             plan.share *= plan.budget / peak
-            plan.missed.add(plan.split)
         said = (
             f"the budget of {format_bytes(plan.budget)} is too small: kernels took more, however they were planned; "
             f"the least was {format_bytes(least)} ({least} bytes); give at least that, or make the batch "

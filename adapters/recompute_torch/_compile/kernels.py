@@ -7,24 +7,37 @@ kernel, and only what kernels write is memory.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from copy import deepcopy
 from dataclasses import replace
 from functools import partial
+from types import SimpleNamespace
 from typing import Any, Final
 
 import torch
 from torch import fx
+from torch._functorch import config as functorch_config
 from torch._functorch.compile_utils import get_aten_target
 from torch._functorch.partitioners import get_default_op_list
+from torch._guards import TracingContext
 from torch._inductor import config, memory
 from torch._inductor.choices import InductorChoices
+from torch._inductor.codegen.wrapper import (
+    AllocateLine,
+    ExternKernelAllocLine,
+    ExternKernelOutLine,
+    FreeIfNotReusedLine,
+    FreeLine,
+    MultiOutputLine,
+    ReuseLine,
+)
 from torch._inductor.compile_fx import compile_fx_inner
 from torch._inductor.custom_graph_pass import CustomSchedulerPass
 from torch._inductor.exc import InductorError
 from torch._inductor.graph import GraphLowering
 from torch._inductor.inductor_prims import randint, random
+from torch._inductor.ir import IRNode
 from torch._inductor.virtualized import V
 from torch.utils._ordered_set import OrderedSet
 from torch.utils._pytree import tree_leaves
@@ -44,12 +57,13 @@ from recompute_torch._compile.program import (
 )
 
 _MARK: Final = "recompute: inside of kernels"
+_ROOM: Final = "recompute: room"  # in the meta of a node: bytes that it needs beside its results while it runs
 _MORE: Final = 1.1  # times its own bytes, that an inside node may be made from: statistics of rows come on top
 _OPERATORS: Final = get_default_op_list()
 _DRAWS: Final = (random, randint)  # inductor's random operators: from the same seed they draw the same
 
 
-def mark(module: fx.GraphModule, results: int) -> None:
+def mark(module: fx.GraphModule, results: int, price: Callable[[fx.Node], Price]) -> None:
     """Find the nodes of a joint graph that live inside of kernels; copies of the graph know them too."""
     _mark_channels_last(module)
     joint = read(module.graph, results)
@@ -66,6 +80,8 @@ def mark(module: fx.GraphModule, results: int) -> None:
         else:
             lives = (node, 0) not in returned and _lives(joint, node, sources, draws=draws)
         node.meta[_MARK] = lives
+        if joint.kinds[node] == "call" and not lives:
+            node.meta[_ROOM] = price(node).room
         if lives:
             inside[node] = sources
             drawing.update([node] if draws else [])
@@ -217,41 +233,82 @@ def fused_nearby(span: int | None) -> Iterator[None]:
 
 
 def estimate(parts: Parts, results: int, span: int | None) -> int | None:
-    """Bytes at the peak of a step, by the order in which inductor would run its kernels; no code is made.
+    """Bytes at the peak of a step, by the code that inductor would write around its kernels; none is compiled.
 
-    `span`: as of `fused_nearby`. None: it cannot be told. It takes as long as lowering and scheduling, a small part of
+    `span`: as of `fused_nearby`. None: it cannot be told. It takes as long as making that code, a small part of
     compiling.
     """
     forward, backward = parts
-    returned = [output for output in tree_leaves(forward.graph.output_node().args) if isinstance(output, fx.Node)]
-    saved = {node.name: node for node in returned[results:]}
-    inputs = {storage for node in forward.graph.find_nodes(op="placeholder") for storage in _storages(node)}
-    given = backward.graph.find_nodes(op="placeholder")
-    used = {storage for node in given if node.name in saved for storage in _storages(saved[node.name])}
-    kept, elsewhere = dict[int, int](), set[str]()  # storage -> bytes; names of what takes no memory of its own
-    for node in returned:
-        for storage, size in _storages(node).items():
-            if storage in inputs or storage in kept:
-                elsewhere.add(node.name)
-            else:
-                kept[storage] = size
-    held = sum(size for storage, size in kept.items() if storage not in used)
+    between = _Between(parts, results)
     with fused_nearby(span):
-        early = _part(forward, elsewhere, late=False)
-        late = _part(backward, elsewhere, late=True)
-    return None if early is None or late is None else max(early, held + late)
+        early = _Stop(between.elsewhere, {})
+        given = [node.meta.get("val") for node in between.inputs]
+        early.schedule(forward, given, late=False)
+        if early.peak is None:
+            return None
+        late = _Stop(between.elsewhere, between.arrive)
+        with _may_be_overwritten(between.writable):
+            late.schedule(backward, between.laid_out(early.strides), late=True)
+    return None if late.peak is None else max(early.peak, between.held + late.peak)
 
 
-def _part(module: fx.GraphModule, elsewhere: Collection[str], *, late: bool) -> int | None:
-    given = [node.meta.get("val") for node in module.graph.find_nodes(op="placeholder")]
-    stop = _Stop(elsewhere)
-    with config.patch(fx_graph_cache=False, _post_fusion_custom_pass=stop):
-        try:
-            compile_fx_inner(copied(module), given, is_backward=late, is_inference=False)
-        except InductorError:
-            if stop.peak is None:
-                raise
-    return stop.peak
+class _Between:
+    """What goes from the forward to the backward, and what is there meanwhile."""
+
+    def __init__(self, parts: Parts, results: int) -> None:
+        forward, backward = parts
+        self._outputs = tree_leaves(forward.graph.output_node().args)
+        self._given = backward.graph.find_nodes(op="placeholder")
+        self.inputs = forward.graph.find_nodes(op="placeholder")
+        saved = self._saved = {node.name: node for node in self._outputs[results:] if isinstance(node, fx.Node)}
+        there = _storages([node for node in self.inputs if not node.meta.get(COPIED)])
+        kept, self.elsewhere = dict[int, int](), set[str]()  # names of what takes no memory of its own
+        for node in self._outputs:
+            for storage, size in _storages([node]).items():
+                if storage in there or storage in kept:
+                    self.elsewhere.add(node.name)
+                else:
+                    kept[storage] = size
+        used = _storages([saved[node.name] for node in self._given if node.name in saved])
+        self.held = sum([kept[storage] for storage in kept.keys() - used.keys()])
+        """Bytes of results that the backward does not use."""
+        new = [node for node in self._given if node.name not in saved or saved[node.name].meta.get(COPIED)]
+        self.arrive = {node.name: sum(_storages([node]).values()) for node in new}
+        """Bytes of what inductor does not count: gradients that come in, and copies of parameters."""
+        gradients = tree_leaves(backward.graph.output_node().args)
+        shown = _storages([*self.inputs, *self._outputs[:results], *gradients]).keys()
+        self.writable = [
+            number
+            for number, node in enumerate(self._given)
+            if node.name in saved and shown.isdisjoint(_storages([saved[node.name]]) or shown)
+        ]
+        """Which arguments of the backward are nothing but what the forward saved."""
+
+    def laid_out(self, strides: Sequence[Sequence[int] | None]) -> list[Any]:
+        """The arguments of the backward, if the forward returns tensors with these strides."""
+        of = {
+            node.name: stride for node, stride in zip(self._outputs, strides, strict=True) if isinstance(node, fx.Node)
+        }
+        values = []
+        for node in self._given:
+            value, stride = node.meta.get("val"), of.get(node.name) if node.name in self._saved else None
+            values.append(value if stride is None else value.as_strided(value.size(), stride))
+        return values
+
+
+@contextmanager
+def _may_be_overwritten(arguments: list[int]) -> Iterator[None]:
+    """Inductor may write over these arguments of a backward, which AOTAutograd tells it when the parts are compiled."""
+    context: Any = TracingContext.try_get()
+    if context is None or not functorch_config.donated_buffer:
+        yield
+        return
+    before = context.fw_metadata
+    context.fw_metadata = SimpleNamespace(bw_donated_idxs=arguments, static_input_indices=[])
+    try:
+        yield
+    finally:
+        context.fw_metadata = before
 
 
 class _Scheduled(Exception):
@@ -259,39 +316,108 @@ class _Scheduled(Exception):
 
 
 class _Stop(CustomSchedulerPass):
-    """Ends a compilation where kernels are fused."""
+    """Ends a compilation where it is known which kernels run, in what memory, and none is compiled yet."""
 
-    def __init__(self, elsewhere: Collection[str]) -> None:
+    def __init__(self, elsewhere: Collection[str], others: Mapping[str, int]) -> None:
         self._elsewhere = elsewhere
+        self._others = others
         self.peak: int | None = None
+        self.strides: list[list[int] | None] = []
+        """Of what the part returns, which inductor may lay out in its own way. None: they are symbols."""
 
     def __call__(self, nodes: list[Any]) -> list[Any]:
+        """Inductor hands in its kernels: what it does last with the code around them is to end there."""
+        wrapper: Any = V.graph.wrapper_code
+        wrapper.run_wrapper_ir_passes = self._stop
+        return nodes
+
+    def _stop(self, is_inference: bool) -> None:
         """Raises _Scheduled, which inductor wraps."""
-        self.peak = _peak(nodes, self._elsewhere) if nodes else 0
+        wrapper = V.graph.wrapper_code
+        type(wrapper).run_wrapper_ir_passes(wrapper, is_inference)
+        use = _Memory(self._elsewhere, self._others)
+        for line in wrapper.lines:
+            use.run(line)
+        self.peak = use.peak
+        self.strides = list(map(_strides, V.graph.graph_outputs))
         raise _Scheduled
 
     def uuid(self) -> None:
         """Nothing that comes of it is to be cached."""
         return
 
-
-def _peak(nodes: list[Any], elsewhere: Collection[str]) -> int:
-    """At the worst kernel. Inductor reuses buffers as long as that adds nothing to this, so that it takes no more."""
-    scheduler = nodes[0].scheduler
-    inputs, outputs = OrderedSet(V.graph.graph_inputs), OrderedSet(V.graph.get_output_names())
-    known = scheduler.name_to_buf, scheduler.name_to_fused_node, inputs, outputs
-    order = memory.reorder_for_peak_memory(nodes, *known)
-    _, freeable = memory.prepare_planning_info(order, *known)
-    for name in freeable.keys() & elsewhere:
-        freeable[name].mpi_buffer.size_free = 0
-    return int(memory.estimate_peak_memory(order, freeable, outputs)[0])
+    def schedule(self, module: fx.GraphModule, given: Sequence[Any], *, late: bool) -> None:
+        """Let inductor compile a copy of a part, and end it."""
+        with config.patch(fx_graph_cache=False, _post_fusion_custom_pass=self):
+            try:
+                compile_fx_inner(copied(module), given, is_backward=late, is_inference=False)
+            except InductorError:
+                if self.peak is None:
+                    raise
 
 
-def _storages(node: fx.Node) -> dict[int, int]:
-    """The memory of a node, and its bytes."""
-    return {
-        storage_key(leaf): nbytes(leaf) for leaf in tree_leaves(node.meta.get("val")) if isinstance(leaf, torch.Tensor)
-    }
+class _Memory:
+    """What is in memory while the code around kernels runs, line by line.
+
+    What the forward saved is there from the beginning, but for what is `elsewhere`; so are `others`: gradients that
+    arrive, and copies of parameters.
+    """
+
+    def __init__(self, elsewhere: Collection[str], others: Mapping[str, int]) -> None:
+        scheduler = V.graph.scheduler
+        given = memory.get_freeable_input_buf(scheduler.nodes, OrderedSet(V.graph.graph_inputs))
+        held = {name: buffer.mpi_buffer.size_free for name, buffer in given.items() if name not in elsewhere}
+        self._held = {**held, **others}  # name -> bytes
+        self._used = self.peak = sum(self._held.values())
+        self._sizes = memory.compute_size_for_scheduler_buffer(scheduler.name_to_buf)
+
+    def run(self, line: Any) -> None:
+        """The next line."""
+        if isinstance(line, AllocateLine):
+            self._add(line.node.get_name(), _allocated(line.node))
+        elif isinstance(line, ReuseLine):
+            self._held[line.reused_as.get_name()] = self._held.pop(line.node.get_name(), 0)
+        elif isinstance(line, FreeLine) or (isinstance(line, FreeIfNotReusedLine) and not line.is_reused):
+            self._used -= self._held.pop(line.node.get_name(), 0)
+        elif isinstance(line, ExternKernelAllocLine):  # with several results, these take it over
+            self._add(line.node.get_name(), self._sizes.get(line.node.get_name(), (0, 0))[0], _room(line.node))
+        elif isinstance(line, ExternKernelOutLine):
+            self._add(line.node.get_name(), 0, _room(line.node))
+        elif isinstance(line, MultiOutputLine):
+            size = self._sizes.get(line.result_name, (0, 0))[1]
+            self._used -= min(size, self._held.get(line.arg_name, 0))
+            self._held[line.arg_name] = max(0, self._held.get(line.arg_name, 0) - size)
+            self._add(line.result_name, size)
+
+    def _add(self, name: str, size: int, room: int = 0) -> None:
+        self._held[name] = self._held.get(name, 0) + size
+        self._used += size
+        self.peak = max(self.peak, self._used + room)
+
+
+def _strides(output: Any) -> list[int] | None:
+    """None: it has none, or they are symbols."""
+    with suppress(TypeError):
+        if isinstance(output, IRNode) and output.has_tensor_output():
+            return list(map(int, output.get_layout().stride))
+    return None
+
+
+def _allocated(buffer: Any) -> int:
+    """Bytes of its memory, which strides may make more than its elements take."""
+    elements = V.graph.sizevars.optimization_hint(V.graph.get_allocation_storage_size(buffer), fallback=0)
+    return int(elements) * int(buffer.get_dtype().itemsize)
+
+
+def _room(operator: Any) -> int:
+    """Bytes that an operator of a library needs beside its results while it runs."""
+    return max([node.meta.get(_ROOM, 0) for node in operator.get_origins()], default=0)
+
+
+def _storages(nodes: Sequence[Any]) -> dict[int, int]:
+    """The memory of nodes, and its bytes; what is no node has none."""
+    leaves = tree_leaves([node.meta.get("val") for node in nodes if isinstance(node, fx.Node)])
+    return {storage_key(leaf): nbytes(leaf) for leaf in leaves if isinstance(leaf, torch.Tensor)}
 
 
 class _Nearby(InductorChoices):

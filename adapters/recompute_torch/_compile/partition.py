@@ -44,6 +44,7 @@ _PROBE: Final = 0.25  # of the effort, for each plan that only tells which budge
 _OVER: Final = 1.05  # times the budget that a peak may be
 _FORWARDS: Final = 8  # of a graph that are watched until one of their backwards runs
 _BATCH_NORM_BACKWARD: Final = torch.ops.aten.native_batch_norm_backward.default
+_FORMAT: Final = 2  # of what is kept of a plan: what kernels take is known to the byte
 _MAX_PLANS: Final = 64
 """Plans that are remembered, of all programs: some hundred kilobytes for some thousand operators."""
 
@@ -144,20 +145,22 @@ class Partitioner:
                     return KnownPlan(tuple(plan.order), peak, cost(joint, plan.order), self.flops(joint, plan.order))
         return None
 
-    def advice(self, joint: Joint, allowed: int, share: float = 1.0) -> str:
-        """What to say where no plan fits what is allowed, which is a share of the budget. O(some plans).
+    def advice(self, joint: Joint, allowed: int, share: float = 1.0, least: int | None = None) -> str:
+        """What to say where no plan fits what is allowed, which is a share of the budget.
 
-        Whatever that was, and whatever was planned before, it is the same.
+        `least` are bytes that are known to work. Without them some plans are made, always the same ones.
         """
         peak = planners.peak(joint.program)
 
         def fits(given: int) -> bool:
             return given > allowed and self._searched(joint, given, _PROBE * self._effort) is not None
 
-        low, once, high = floor(joint).nbytes - 1, floor(joint, repeats=False).nbytes - 1, peak
-        if once > low:  # mostly making gradients again is no help
-            low, high = (low, once) if fits(once) else (once, high)
-        enough = ceil(planners.smallest(fits, low, high, tries=_PROBES) / share)
+        if least is None:
+            low, once, high = floor(joint).nbytes - 1, floor(joint, repeats=False).nbytes - 1, peak
+            if once > low:  # mostly making gradients again is no help
+                low, high = (low, once) if fits(once) else (once, high)
+            least = planners.smallest(fits, low, high, tries=_PROBES)
+        enough = ceil(least / share)
         return (
             f"the budget of {format_bytes(round(allowed / share))} is too small: the least that a plan was found for "
             f"is {format_bytes(enough)} ({enough} bytes); without a plan the peak is "
@@ -335,5 +338,5 @@ def keep_scheduled(program: Program, folder: str, plan: Scheduled) -> None:
 
 def _file(program: Program, folder: str) -> Path:
     calls = [(call.name, call.arguments, call.results) for call in program.calls]
-    read = (torch.__version__, calls, program.sizes, program.storages, program.steps, program.outputs)
+    read = (torch.__version__, _FORMAT, calls, program.sizes, program.storages, program.steps, program.outputs)
     return Path(folder, "recompute", sha256(repr(read).encode()).hexdigest() + ".json")

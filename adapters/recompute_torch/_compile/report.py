@@ -51,8 +51,6 @@ class GraphPlan:
     """Places in a graph over which inductor may fuse, so that kernels keep to the order of the plan; None: any."""
     code: Hashable = None
     """Which code it is of: other plans of the same code are for other shapes, say."""
-    missed: set[str] = field(default_factory=set)
-    """The splits that were compiled and took too much."""
     peak: int | None = None
     """Bytes at the peak of the first step, as they were; None: no backward has run yet."""
 
@@ -61,7 +59,7 @@ class GraphPlan:
         return json.dumps(self._figures())
 
     def _figures(self) -> dict[str, Any]:
-        return {part.name: getattr(self, part.name) for part in fields(self) if part.name not in ("code", "missed")}
+        return {part.name: getattr(self, part.name) for part in fields(self) if part.name != "code"}
 
     def __str__(self) -> str:
         measured = "not run yet" if self.peak is None else format_bytes(self.peak)
