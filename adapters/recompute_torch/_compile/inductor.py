@@ -125,22 +125,25 @@ class _Splits:
         return choice
 
     def _scheduled(self, allowed: int) -> list[Choice]:
-        """Plans for what is allowed, of which inductor has said what their kernels take."""
-        given, choices, fits = allowed, list[Choice](), False
-        for number in range(_PROBES):
+        """Plans for what is allowed, of which inductor has said what their kernels take.
+
+        When one fits and leaves much unused, there is one more for more.
+        """
+        given, choices = allowed, list[Choice]()
+        spans: Sequence[int] = SPANS
+        for _ in range(_PROBES):
             choice = self._planned(given)
             if choice is None:
                 break
-            choices.append(choice)
-            planned = choice.peak
-            for span in SPANS if fits or not number else SPANS[-1:]:
+            planned, filling = choice.peak, any(earlier.peak <= allowed for earlier in choices)
+            for span in spans:
                 self._schedule(choice, span)
                 if choice.peak <= allowed:
-                    fits = True
                     break
-            if _FULL * allowed <= choice.peak <= allowed:
+            choices.append(choice)
+            if filling or _FULL * allowed <= choice.peak <= allowed:
                 break
-            given = planned + allowed - choice.peak
+            given, spans = planned + allowed - choice.peak, (span,)
         return choices
 
     def _schedule(self, choice: Choice, span: int | None) -> None:
