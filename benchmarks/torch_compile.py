@@ -94,12 +94,12 @@ norm updates its statistics twice, which is why its bits differ.
 
 `python benchmarks/torch_compile.py --into docs/results` writes this page."""
 ABOUT_INDUCTOR: Final = """\
-Steps compiled by inductor within a budget. Memory is what torch's
-allocator holds in addition to what there was before the step. *Kept* is measured at the end of the forward pass, *peak*
-is the maximum. Steps are timed in turns, and the fastest of a few counts. Compare times only within a table, and ignore
-small differences if the machine was busy. Results are compared with those of plain inductor. A *no* may come from
-kernels that round differently or from different random numbers; the number after it is the largest difference of a
-gradient, as a share of the largest gradient of that parameter.
+Steps compiled by inductor within a budget. Memory is what torch's allocator holds in addition to what there was before
+the step. *Kept* is measured at the end of the forward pass, *peak* is the maximum. Steps are timed in turns, and the
+fastest of a few counts. Compare times only within a table, and ignore small differences if the machine was busy.
+Results are compared with those of plain inductor. A *no* may come from kernels that round differently or from different
+random numbers; the number after it is the largest difference of a gradient, as a share of the largest gradient of that
+parameter.
 
 *min-cut* is torch's default partitioner at the given `activation_memory_budget`. After each of its ratios, `rt.compile`
 was given the measured peak as its budget. The note gives the split that was chosen, and the estimates of the plan:

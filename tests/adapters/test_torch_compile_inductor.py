@@ -423,11 +423,16 @@ def test_what_inductor_takes_by_itself_is_enough() -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(not has_compiler(), reason="inductor needs a C++ compiler, and none is found")
-@pytest.mark.parametrize(("channels", "length", "share"), [(32, 48, 0.7), (192, 6, 0.96)])
-def test_convolutions_need_what_they_do_in_inductors_layout(channels: int, length: int, share: float) -> None:
+@pytest.mark.parametrize(
+    ("channels", "length", "share", "dynamic"), [(32, 48, 0.7, False), (192, 6, 0.96, False), (32, 48, 0.7, True)]
+)
+def test_convolutions_need_what_they_do_in_inductors_layout(
+    channels: int, length: int, share: float, dynamic: bool
+) -> None:
     """They run with channels last, where they need little memory of their own, and weights are copied for that.
 
-    Both are known before code is made, as are what the backward gets in that layout and what it writes over.
+    Both are known before code is made, as are what the backward gets in that layout and what it writes over; so they
+    are where shapes may change.
     """
     torch.manual_seed(0)
     conv = [nn.Conv2d(channels, channels, 3, padding=1, bias=False) for _ in range(4)]
@@ -439,7 +444,7 @@ def test_convolutions_need_what_they_do_in_inductors_layout(channels: int, lengt
     assert plan.peak is not None
     assert plan.peak <= 1.05 * plan.planned
     assert plan.planned <= 1.15 * plan.peak
-    step = by_inductor(module, share)
+    step = by_inductor(module, share, dynamic=dynamic)
     left(module, step, torch.randn(4, channels, length, length, requires_grad=True), steps=1)
     (plan,) = rt.plans(step)
     assert plan.split == "planned"

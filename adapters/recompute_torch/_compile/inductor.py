@@ -50,7 +50,7 @@ from recompute_torch._compile.program import Price, describe, read, repeatable, 
 from recompute_torch._compile.report import PLANNED, GraphPlan, floor, repeated
 
 _RATIOS: Final = (0.5, 0.25, 0.13)  # of torch's partitioner, where no plan was found; each takes as long as a plan
-_PROBES: Final = 3  # plans, for less or for more, until what inductor makes of one fits and fills
+_PROBES: Final = 4  # plans, for less or for more, until what inductor makes of one fits and fills
 _FULL: Final = 0.95  # of what is allowed, that a plan is to take
 _OFF: Final = 1.25  # times the peak of the kernels that inductor makes of a plan, that the plan's own may be, or less
 

@@ -8,7 +8,7 @@ kernel, and only what kernels write is memory.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import replace
 from functools import partial
@@ -323,12 +323,13 @@ class _Stop(CustomSchedulerPass):
         self._others = others
         self.peak: int | None = None
         self.strides: list[list[int] | None] = []
-        """Of what the part returns, which inductor may lay out in its own way. None: they are symbols."""
+        """Of what the part returns, which inductor may lay out in its own way."""
 
     def __call__(self, nodes: list[Any]) -> list[Any]:
         """Inductor hands in its kernels: what it does last with the code around them is to end there."""
         wrapper: Any = V.graph.wrapper_code
         wrapper.run_wrapper_ir_passes = self._stop
+        config.cpp.simdlen = 1  # how loops are made fast takes most of the time, and no memory
         return nodes
 
     def _stop(self, is_inference: bool) -> None:
@@ -348,7 +349,8 @@ class _Stop(CustomSchedulerPass):
 
     def schedule(self, module: fx.GraphModule, given: Sequence[Any], *, late: bool) -> None:
         """Let inductor compile a copy of a part, and end it."""
-        with config.patch(fx_graph_cache=False, _post_fusion_custom_pass=self):
+        given_back = {"fx_graph_cache": False, "_post_fusion_custom_pass": self, "cpp.simdlen": config.cpp.simdlen}
+        with config.patch(given_back):
             try:
                 compile_fx_inner(copied(module), given, is_backward=late, is_inference=False)
             except InductorError:
@@ -396,11 +398,10 @@ class _Memory:
 
 
 def _strides(output: Any) -> list[int] | None:
-    """None: it has none, or they are symbols."""
-    with suppress(TypeError):
-        if isinstance(output, IRNode) and output.has_tensor_output():
-            return list(map(int, output.get_layout().stride))
-    return None
+    """None: it is no tensor. Symbols count as their hints."""
+    if not isinstance(output, IRNode) or not output.has_tensor_output():
+        return None
+    return [int(V.graph.sizevars.optimization_hint(stride, fallback=1)) for stride in output.get_layout().stride]
 
 
 def _allocated(buffer: Any) -> int:
