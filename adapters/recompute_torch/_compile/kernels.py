@@ -1,4 +1,4 @@
-"""A joint graph as inductor runs it: which operators live inside of kernels, and what its order of kernels takes.
+"""A joint graph as inductor runs it: which operators live inside of kernels, and what memory these take.
 
 Inductor fuses an operator that computes each element by itself into the kernels that read it, once in each. Such a node
 is *inside*: it is made wherever it is used, as a view is. Every other operator, with all that is inside of it, is a
@@ -35,7 +35,7 @@ from torch._inductor.codegen.wrapper import (
 from torch._inductor.compile_fx import compile_fx_inner
 from torch._inductor.custom_graph_pass import CustomSchedulerPass
 from torch._inductor.exc import InductorError
-from torch._inductor.graph import GraphLowering
+from torch._inductor.graph import GraphLowering, SubgraphLowering
 from torch._inductor.inductor_prims import randint, random
 from torch._inductor.ir import IRNode
 from torch._inductor.virtualized import V
@@ -327,8 +327,9 @@ class _Stop(CustomSchedulerPass):
 
     def __call__(self, nodes: list[Any]) -> list[Any]:
         """Inductor hands in its kernels: what it does last with the code around them is to end there."""
-        wrapper: Any = V.graph.wrapper_code
-        wrapper.run_wrapper_ir_passes = self._stop
+        if not isinstance(V.graph, SubgraphLowering):
+            wrapper: Any = V.graph.wrapper_code
+            wrapper.run_wrapper_ir_passes = self._stop
         config.cpp.simdlen = 1  # how loops are made fast takes most of the time, and no memory
         return nodes
 
@@ -349,8 +350,8 @@ class _Stop(CustomSchedulerPass):
 
     def schedule(self, module: fx.GraphModule, given: Sequence[Any], *, late: bool) -> None:
         """Let inductor compile a copy of a part, and end it."""
-        given_back = {"fx_graph_cache": False, "_post_fusion_custom_pass": self, "cpp.simdlen": config.cpp.simdlen}
-        with config.patch(given_back):
+        patch = {"fx_graph_cache": False, "_post_fusion_custom_pass": self, "cpp.simdlen": config.cpp.simdlen}
+        with config.patch(patch):  # the last one is changed on the way
             try:
                 compile_fx_inner(copied(module), given, is_backward=late, is_inference=False)
             except InductorError:
