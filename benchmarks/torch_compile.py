@@ -354,6 +354,7 @@ def main() -> None:
     for name in given.models.split(","):
         make = MODELS[name]
         say(name)
+        torch.compiler.reset()  # else shapes that differ between models count as shapes that change
         if given.inductor:
             bench = measure_inductor(make, given.quick)
             told = f"A step of plain inductor: {bench.ways[0].seconds:.3f} s.\n\n{table_inductor(bench)}"
