@@ -39,7 +39,7 @@ from torch._inductor import cpp_builder  # noqa: E402  # after importorskip
 from torch.nn import functional  # noqa: E402  # after importorskip
 
 import recompute_torch as rt  # noqa: E402  # after importorskip
-from recompute_torch._compile import inductor, kernels  # noqa: E402  # after importorskip
+from recompute_torch._compile import inductor, peak  # noqa: E402  # after importorskip
 from recompute_torch._compile.inductor import min_cut  # noqa: E402  # after importorskip
 from recompute_torch._compile.partition import Partitioner, Scheduled  # noqa: E402  # after importorskip
 
@@ -76,7 +76,7 @@ class Mean(nn.Sequential):
 @pytest.fixture
 def rehearsed(monkeypatch: pytest.MonkeyPatch) -> None:
     """What inductor would compile runs operator by operator, which takes more than kernels do."""
-    for module in (inductor, kernels):
+    for module in (inductor, peak):
         monkeypatch.setattr(module, "compile_fx_inner", lambda graph, given, **_: boxed_nop(graph, given))
     monkeypatch.setattr(inductor, "scheduled", lambda *_: [])
     monkeypatch.setattr(inductor, "keep_scheduled", lambda *_: None)

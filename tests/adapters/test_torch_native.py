@@ -1207,7 +1207,7 @@ def test_a_warning_that_is_an_error(recwarn: pytest.WarningsRecorder) -> None:
 
 
 def test_one_error_that_is_raised_again_and_again() -> None:
-    """An error of a handler is not let go more often than it was taken."""
+    """A reference to a handler's error is not dropped more often than it was taken."""
     error, x = ValueError("again"), torch.eye(16) * 0.9
 
     def look() -> None:

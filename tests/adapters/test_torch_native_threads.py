@@ -55,7 +55,7 @@ CHAIN = """
 
 
 def test_two_threads_read_where_a_tensor_was_evicted() -> None:
-    """Threads that take no part may read an evicted tensor at once; evicted tensors are found afterwards, too."""
+    """Threads that take no part may read one evicted tensor at the same time, and other ones afterwards."""
     found = output(
         """
         import sys, torch, recompute_torch as rt
@@ -264,7 +264,7 @@ def test_errors_of_two_threads_at_once() -> None:
 
 
 def test_the_last_tensor_goes_while_its_memory_comes_back() -> None:
-    """Memory that is brought back for a tensor which another thread lets go meanwhile goes, too."""
+    """Memory that is brought back for a tensor whose last reference another thread drops meanwhile goes, too."""
     library = torch.library.Library("recompute_going", "DEF")
     library.define("twice(Tensor x) -> Tensor")
     again, gone = Event(), Event()

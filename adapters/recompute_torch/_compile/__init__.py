@@ -5,7 +5,8 @@ costs        what operators and steps take: measured, watched or estimated
 emit         writes a graph in the planned order
 report       what was planned and what came of it; what is said where no plan fits
 partition    asks the core's planner, has torch split what was emitted, and compiles that operator by operator
-kernels      how inductor runs a graph: what it fuses, and what memory its kernels take
+kernels      a graph as inductor runs it: what it fuses
+peak         what memory its kernels take, before they are compiled
 inductor     torch's own split or a plan, compiled as kernels
 backend      what torch calls, and plans without a run
 knapsack     the plan for torch's own partitioner

@@ -31,7 +31,7 @@ from recompute import planners
 from recompute.text import format_bytes
 from recompute_torch._compile.costs import Allocations, Part, Prices, Rehearsal
 from recompute_torch._compile.emit import Emission, crossing
-from recompute_torch._compile.kernels import SPANS, copied, estimate, fused_nearby, mark, read_fused
+from recompute_torch._compile.kernels import mark, read_fused
 from recompute_torch._compile.partition import (
     Amount,
     Partitioner,
@@ -46,12 +46,13 @@ from recompute_torch._compile.partition import (
     saved,
     scheduled,
 )
+from recompute_torch._compile.peak import SPANS, copied, estimate, fused_nearby
 from recompute_torch._compile.program import Price, describe, read, repeatable, seeded
 from recompute_torch._compile.report import PLANNED, GraphPlan, floor, repeated
 
 _RATIOS: Final = (0.5, 0.25, 0.13)  # of torch's partitioner, where no plan was found; each takes as long as a plan
 _PROBES: Final = 4  # plans, for less or for more, until what inductor makes of one fits and fills
-_FULL: Final = 0.95  # of what is allowed, that a plan is to take
+_FULL: Final = 0.95  # of the bytes allowed: a plan that takes less leaves much unused
 _OFF: Final = 1.25  # times the peak of the kernels that inductor makes of a plan, that the plan's own may be, or less
 
 
@@ -85,7 +86,7 @@ class _Splits:
         self.joint = read_fused(module.graph, results, by.prices)
 
     def choices(self, default: Choice, allowed: int, *, whole: bool) -> Iterator[Choice]:
-        """From the best on, as far as is asked for. `whole`: what is allowed is what the default is said to take."""
+        """From the best on, as far as is asked for. `whole`: as much is allowed as the default is said to take."""
         if default.right and not whole and allowed / _OFF < default.peak <= _OFF * allowed:
             self._schedule(default, None)
         yield default
@@ -95,7 +96,7 @@ class _Splits:
         if again is not None:
             yield self._remembered(again)
         new = self._scheduled(allowed)
-        for choice in new:  # what does not fit is told of, and then asked for
+        for choice in new:  # of one that does not fit an error says the peak, which the user may allow next
             size = allowed if choice.peak <= allowed else choice.peak
             kept = Scheduled(size, effort, choice.order, choice.span or 0, choice.peak)
             keep_scheduled(program, cache_dir(), kept)
@@ -125,7 +126,7 @@ class _Splits:
         return choice
 
     def _scheduled(self, allowed: int) -> list[Choice]:
-        """Plans for what is allowed, of which inductor has said what their kernels take.
+        """Plans for so many bytes, with the peak of the kernels that inductor makes of them.
 
         When one fits and leaves much unused, there is one more for more.
         """

@@ -44,7 +44,7 @@ _PROBE: Final = 0.25  # of the effort, for each plan that only tells which budge
 _OVER: Final = 1.05  # times the budget that a peak may be
 _FORWARDS: Final = 8  # of a graph that are watched until one of their backwards runs
 _BATCH_NORM_BACKWARD: Final = torch.ops.aten.native_batch_norm_backward.default
-_FORMAT: Final = 2  # of what is kept of a plan: what kernels take is known to the byte
+_FORMAT: Final = 2  # of the files; since 2 the peak of kernels is known to the byte
 _MAX_PLANS: Final = 64
 """Plans that are remembered, of all programs: some hundred kilobytes for some thousand operators."""
 
@@ -146,7 +146,7 @@ class Partitioner:
         return None
 
     def advice(self, joint: Joint, allowed: int, share: float = 1.0, least: int | None = None) -> str:
-        """What to say where no plan fits what is allowed, which is a share of the budget.
+        """What to say where no plan fits the bytes allowed, which are a share of the budget.
 
         `least` are bytes that are known to work. Without them some plans are made, always the same ones.
         """
