@@ -6,12 +6,13 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from threading import Event, RLock
+from threading import Event
 from time import perf_counter
 from typing import Any
 
 from recompute._background import BackgroundThread
 from recompute._interrupts import suppress
+from recompute._locks import RLock
 from recompute._terminal import columns, hooked, is_terminal, paint
 
 

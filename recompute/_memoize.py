@@ -12,7 +12,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from functools import partial, update_wrapper
 from inspect import isasyncgenfunction, iscoroutinefunction, isgeneratorfunction
-from threading import Event, RLock, get_ident
+from threading import Event, get_ident
 from types import FrameType, MethodType
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, ParamSpec, Protocol, TypeVar, overload
 from weakref import WeakKeyDictionary, WeakSet
@@ -21,6 +21,7 @@ from recompute import _context
 from recompute._adapters.adapter import fingerprint, foreign_fingerprint, kinds
 from recompute._engine.frames import running
 from recompute._handle import apply_at, common_engine
+from recompute._locks import RLock
 from recompute._recomputable import Recomputable
 from recompute.text import name_of
 

@@ -15,6 +15,7 @@ The rest is types, for annotations and comparisons, and
     node_of                               the value that a Recomputable refers to
     outline_of, forget_outline            what an adapter wanted to know of an evicted value
     is_interrupt                          whether an error is from the handler of a signal: let it pass
+    RLock                                 threading's, that no such error leaves acquired in Python 3.14 either
     Generators                            how the states of generators of random numbers are saved and set again
     Tier, Store, Link                     a tier of your own for evicted values
 """
@@ -41,6 +42,7 @@ from recompute._engine.sizes import constant, identity
 from recompute._engine.stats import TIER_COLUMNS, PoolStats, Recomputed
 from recompute._handle import common_engine
 from recompute._interrupts import is_interrupt
+from recompute._locks import RLock
 from recompute._recomputable import handle_like
 from recompute._tiers.link import Link
 from recompute._tiers.tier import Store, Tier
@@ -114,6 +116,7 @@ __all__ = [
     "Outputs",
     "Pool",
     "PoolStats",
+    "RLock",
     "Recomputed",
     "Settings",
     "Storage",

@@ -45,6 +45,7 @@ from lib.programs import (
     run,
 )
 from recompute import extend
+from recompute._engine import changes
 from recompute.testing import Identity, ManualClock, check_invariants
 
 STRIDE = int(os.environ.get("INTERRUPT_STRIDE", "0"))  # of the places at which one strikes; 0: each test's own
@@ -617,6 +618,35 @@ def test_a_storm_of_signals(error: type[BaseException]) -> None:
             found = interrupted(interpreter, PROGRAM, Interrupts())
         check_all(cache, interpreter, PROGRAM, found)
     assert storm.strikes
+
+
+@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="there are no timers on this system")
+@pytest.mark.parametrize("way", ["lock", "gate", "if free"])
+def test_no_signal_leaves_a_lock_acquired(way: str) -> None:
+    """Wherever it strikes as a lock is acquired and released, in Python 3.14 too."""
+    lock: Any = extend.RLock()
+    ways = {"lock": lock, "gate": changes.gate(lock.__enter__, lock.__exit__), "if free": changes.gate_if_free(lock)}
+    entered = ways[way]
+    armed: list[bool] = []
+
+    def handle(number: int, frame: object) -> None:
+        if armed:
+            armed.clear()
+            raise Halt
+
+    before = signal.signal(signal.SIGALRM, handle)
+    signal.setitimer(signal.ITIMER_REAL, 0.0001, 0.0001)
+    try:
+        for _ in range(300):
+            with suppress(Halt):
+                armed.append(True)
+                while armed:
+                    with entered:
+                        pass
+            assert not lock._is_owned()
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
 
 
 @in_plain  # compiled, nothing else can stand for a value

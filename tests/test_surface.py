@@ -194,7 +194,7 @@ def test_a_name_that_is_not_there() -> None:
 
 
 LAYERS = {
-    "base": "_form _cython _errors _interrupts _budget text _workers _terminal _background _live",
+    "base": "_form _cython _errors _interrupts _locks _budget text _workers _terminal _background _live",
     "protocol": """_adapters.sizes _adapters.python _adapters.remembering _adapters.packing
         _adapters.generators _adapters.kind _adapters.adapter _adapters.result_sizes _adapters.arrays""",
     "tiers": "_tiers.link _tiers.tier _tiers.host _tiers.disk _tiers.tiers",

@@ -8,12 +8,12 @@ and evicting runs no function of the user's.
 from __future__ import annotations
 
 import gc
-from threading import RLock
 from typing import Any, Final, Protocol
 
 import cupy  # type: ignore[import-untyped, import-not-found, unused-ignore]  # no types, or not here
 
 import recompute as rc
+from recompute.extend import RLock
 from recompute.text import parse_budget
 from recompute_cupy import _devices
 from recompute_cupy._adapter import Memory

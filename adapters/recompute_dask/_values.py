@@ -15,7 +15,6 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from contextvars import ContextVar
 from math import inf
-from threading import Lock
 from typing import Any, Final
 
 from distributed.spill import SpilledSize
@@ -71,7 +70,7 @@ class Values(MutableMapping[Any, Any]):
         self._entered: dict[Any, tuple[Any, Held]] = {}
         self._outside: dict[Any, Outside] = {}
         """Of the cache: it is arriving, or cannot be kept."""
-        self._lock = Lock()
+        self._lock = extend.RLock()
         """Of what has arrived, or is released meanwhile."""
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="recompute-arrivals")
 

@@ -6,7 +6,7 @@ import os
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
-from threading import RLock, local
+from threading import local
 from time import perf_counter
 from types import TracebackType
 from typing import Any, ClassVar, Final, Literal, Self
@@ -15,7 +15,7 @@ from weakref import WeakSet, ref
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from recompute.extend import Counts
+from recompute.extend import Counts, RLock
 from recompute_torch._report import Report, Step
 from recompute_torch._threads import Interrupts, Threads
 

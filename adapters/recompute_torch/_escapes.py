@@ -9,18 +9,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial, wraps
-from threading import Lock
 from typing import Any, Final
 
 import torch
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
-from recompute.extend import node_of
+from recompute.extend import RLock, node_of
 from recompute_torch._memory import storage_of
 from recompute_torch._recipe import tensors
 from recompute_torch._storages import Handle, Storages
 
-_lock: Final = Lock()
+_lock: Final = RLock()
 _open = 0
 _before: Final[dict[tuple[Any, str], Any]] = {}
 

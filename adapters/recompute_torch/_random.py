@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from threading import RLock
 from typing import Any, Final
 
 import torch
 
-from recompute.extend import Generators
+from recompute.extend import Generators, RLock
 from recompute_torch._memory import bytes_of, quietly, storage_of
 
 States = tuple[tuple[torch.Generator, torch.Tensor], ...]

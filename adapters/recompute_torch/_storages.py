@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from operator import attrgetter
-from threading import RLock, get_ident
+from threading import get_ident
 from typing import Any, Final, Literal
 from weakref import ref
 
@@ -19,7 +19,7 @@ import torch
 
 import recompute as rc
 from recompute import extend
-from recompute.extend import EVICTED, Value, node_of
+from recompute.extend import EVICTED, RLock, Value, node_of
 from recompute_torch._adapter import MemoryAdapter
 from recompute_torch._blocks import OTHERS
 from recompute_torch._holders import Holders

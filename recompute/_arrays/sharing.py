@@ -8,11 +8,11 @@ root can be made. An array that was never looked at through a view has no memory
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from threading import RLock
 from typing import Any, Final
 from weakref import ref
 
 from recompute import extend, text
+from recompute._locks import RLock
 from recompute._recomputable import Recomputable
 from recompute.extend import EVICTED, Operation, Outputs, Value
 

@@ -14,14 +14,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
-from functools import partial
 from gc import get_threshold, set_threshold
 from sys import exception
-from threading import RLock
 from types import FunctionType
 from typing import Any, Final
 
 from recompute import _cython as cython
+from recompute._locks import RLock, entering_if_free
 
 if cython.compiled:
     import cython  # read by Cython, and never run
@@ -42,14 +41,14 @@ def gate(enter: Callable[[], object], leave: Callable[..., object]) -> Any:
     """What a `with` enters and leaves by functions that are not written in Python, and for which it makes no object.
 
     So no line of Python runs as a lock is acquired and released, where an interrupt could keep it from one or the
-    other.
+    other. For Python 3.14 see `recompute._locks`.
     """
     return type("Gate", (), {"__slots__": (), "__enter__": staticmethod(enter), "__exit__": staticmethod(leave)})()
 
 
 def gate_if_free(lock: Any) -> Any:
     """A gate that acquires an RLock unless another thread has it; then the end is a RuntimeError."""
-    return gate(partial(lock.acquire, blocking=False), lock.__exit__)
+    return gate(entering_if_free(lock), lock.__exit__)
 
 
 def do_if_free(free: Any, action: Callable[[], object]) -> bool:
@@ -87,7 +86,7 @@ class Shared:
         self.lock = lock
         self.is_mine: Callable[[], bool] = lock._is_owned  # on which the library's Condition relies, too
         """Whether this thread is in the middle of a change."""
-        self.waiting = gate(self.lock.acquire, self.lock.__exit__)
+        self.waiting = gate(lock.__enter__, lock.__exit__)
         self.if_free = gate_if_free(lock)
         self.changing: Changes | None = None
         """Whose change is going on."""

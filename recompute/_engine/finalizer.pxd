@@ -8,6 +8,9 @@ from recompute._engine.pool cimport Pool
 cdef Kinds kinds
 
 
+cdef int _references(Value value) except -1
+
+
 cdef class Departure:
     cdef public object buffer
     cdef public object call

@@ -26,7 +26,9 @@ if TYPE_CHECKING:
 
 def _references(value: Value) -> int:
     payload = value.payload
-    return getrefcount(payload)
+    references = getrefcount(value.payload)  # not of `payload`: a name may be lent without a reference, from 3.14 on
+    del payload
+    return references
 
 
 _EXAMPLE: Final = Value()
@@ -221,7 +223,7 @@ class Finalizer:
                     not watch
                     or not buffer
                     or kind.watch is None
-                    or (buffer == id(payload) and getrefcount(payload) == _ALONE)
+                    or (buffer == id(payload) and getrefcount(value.payload) == _ALONE)
                 ):
                     value.payload = EVICTED
                     if not kind.atomic:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from threading import RLock
 from typing import Any
 
 from recompute._engine.advice import Wall
 from recompute._engine.changes import do_if_free, gate_if_free
 from recompute._engine.events import Event, Listener
+from recompute._locks import RLock
 
 
 class Journal:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from threading import Condition, Lock, local
+from threading import Condition, local
 from types import (
     BuiltinFunctionType,
     MethodType,
@@ -24,13 +24,14 @@ from recompute._engine.reach import Found
 from recompute._engine.reachable import reached_by
 from recompute._errors import RandomWarning
 from recompute._interrupts import is_interrupt
+from recompute._locks import RLock
 from recompute.text import name_of, outside, warn
 
 if TYPE_CHECKING:
     from recompute._engine.engine import Engine
 
 _states: Final[WeakKeyDictionary[Engine, WeakValueDictionary[bytes, State]]] = WeakKeyDictionary()
-_lock: Final = Lock()
+_lock: Final = RLock()
 
 
 def _kept(engine: Engine, content: bytes) -> State:
@@ -245,15 +246,19 @@ class Turns:
         self._here = _Stack()
         self._owners: dict[int, list[Turn]] = {}
         """By the identity of a generator, the turns of one thread."""
-        self.free = Condition(Lock())
+        self._renew()
         self.lent = 0
         """Turns that were lent."""
+
+    def _renew(self) -> None:
+        self._lock = RLock()  # entered as such: an interrupt can leave what `Condition.__enter__` enters acquired
+        self.free = Condition(self._lock)
 
     def begin(self, turn: Turn) -> None:
         """Wait until no other thread draws from its generators."""
         if not self._take([turn]):
             self.lend()
-            with self.free:
+            with self._lock:
                 while not self._are_free([turn, *self._here.turns]):
                     self.free.wait()
                 self._own([turn, *self._here.turns])
@@ -263,7 +268,7 @@ class Turns:
     def end(self, turn: Turn) -> None:
         if turn in self._here.turns:
             self._here.turns.remove(turn)
-        with self.free:
+        with self._lock:
             if turn.lent:  # it was interrupted while it waited
                 self.lent -= 1
             self._disown(turn)
@@ -276,7 +281,7 @@ class Turns:
             turn.swap()
             turn.lent = True
         if turns:
-            with self.free:
+            with self._lock:
                 self.lent += len(turns)
                 for turn in turns:
                     self._disown(turn)
@@ -299,7 +304,7 @@ class Turns:
         """Before a function of this thread goes on."""
         turns = [turn for turn in self._here.turns if turn.lent]
         if turns:
-            with self.free:
+            with self._lock:
                 while not self._are_free(turns):
                     self.free.wait()
                 self._own(turns)
@@ -307,7 +312,7 @@ class Turns:
 
     def after_fork(self) -> None:
         """In a child process: the other threads are gone, and what they exchanged is put back."""
-        self.free = Condition(Lock())
+        self._renew()
         mine = self._here.turns
         for turn in {turn for owners in self._owners.values() for turn in owners if turn not in mine}:
             turn.put_back()
@@ -319,12 +324,12 @@ class Turns:
         for turn in self._here.turns:
             if turn.lent:
                 turn.lent = False
-                with self.free:
+                with self._lock:
                     self.lent -= 1
                 turn.swap()
 
     def _take(self, turns: list[Turn]) -> bool:
-        with self.free:
+        with self._lock:
             if not self._are_free(turns):
                 return False
             self._own(turns)

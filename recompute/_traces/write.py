@@ -15,9 +15,9 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from io import FileIO
 from operator import attrgetter
-from threading import Lock
 from typing import TYPE_CHECKING, Any, Final
 
+from recompute._locks import RLock
 from recompute._traces.recorded import HEADER, VERSION
 from recompute.events import (
     Accessed,
@@ -74,7 +74,7 @@ class Recorder:
         self._zip = self.path.endswith(".gz")
         self._file = _fresh(self.path)
         self._process = os.getpid()
-        self._writing = Lock()
+        self._writing: Any = RLock()
         header = {
             HEADER: VERSION,
             "recompute": __version__,
@@ -97,7 +97,7 @@ class Recorder:
                     line = f'{line[:-2]},"thread":{number}}}\n'
             self._lines.append(line)
             self._size += len(line)
-            if self._size > _BATCH and self._writing.acquire(blocking=False):
+            if self._size > _BATCH and not self._writing._is_owned() and self._writing.acquire(blocking=False):
                 try:  # else another thread is at it, or this very one, in whose middle a destructor struck
                     self._write()
                 except OSError:

@@ -14,7 +14,6 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import fields
 from math import inf
-from threading import RLock
 from time import perf_counter
 from typing import Any, ClassVar, Final, Literal, Self
 from weakref import WeakValueDictionary
@@ -23,7 +22,7 @@ import torch
 
 import recompute as rc
 from recompute import policies, text
-from recompute.extend import Counts, PoolStats, Recomputed
+from recompute.extend import Counts, PoolStats, Recomputed, RLock
 from recompute.text import format_bytes, parse_budget, seconds
 from recompute_torch._blocks import CURE, ENTERED_ONCE, OTHERS, Block, open_blocks
 from recompute_torch._holders import KINDS, Held, Holders, Parts, needs, warn

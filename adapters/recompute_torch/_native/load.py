@@ -8,12 +8,11 @@ import os
 from collections.abc import Sequence
 from ctypes import c_char_p, c_double, c_int, c_int64, c_void_p
 from dataclasses import dataclass, fields
-from threading import Lock
 from typing import Any, Final
 
 import torch
 
-from recompute.extend import Recomputed
+from recompute.extend import Recomputed, RLock
 from recompute_torch._native.build import NotBuilt, Unavailable, build, check, compiler, place
 
 VARIABLE: Final = "RECOMPUTE_TORCH_NATIVE"
@@ -22,7 +21,7 @@ VARIABLE: Final = "RECOMPUTE_TORCH_NATIVE"
 _MAX_ERROR: Final = 2000  # bytes
 _MAX_REPEATED: Final = 1 << 20  # bytes of the names and figures of all operators
 _log: Final = logging.getLogger("recompute_torch")
-_lock: Final = Lock()
+_lock: Final = RLock()
 _loaded: list[Any] = []
 
 _FUNCTIONS: Final[dict[str, tuple[Any, list[Any]]]] = {
