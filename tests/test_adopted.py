@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import recompute as rc
+from recompute._traces.program import total
 from recompute.events import Performed
 from recompute.testing import EventLog, ManualClock, check_invariants
 
@@ -26,7 +27,7 @@ def test_what_they_cost_is_on_the_compute_clock(costs: list[float], budget: int)
         values: list[rc.Recomputable[bytes]] = []
         for cost in costs:
             values.append(adopt(cache, bytes(50), values[-1:], cost))
-        assert cache.stats().model_time == sum(costs)
+        assert cache.stats().model_time == total(costs)
         assert [event.cost for event in log.events if isinstance(event, Performed)] == costs
         check_invariants(cache)
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from recompute._plans.problem import Problem
 from recompute._plans.schedule import Action
+from recompute._traces.program import total
 
 
 def prune(problem: Problem, sequence: Sequence[int]) -> list[int]:
@@ -84,7 +85,7 @@ def schedule(problem: Problem, sequence: Sequence[int]) -> tuple[tuple[Action, .
 def cost_of(problem: Problem, sequence: Sequence[int]) -> float:
     """The cost of all runs."""
     costs = problem.costs
-    return sum([costs[operation] for operation in sequence])
+    return total([costs[operation] for operation in sequence])
 
 
 def frees_after(problem: Problem, sequence: Sequence[int]) -> list[list[int]]:

@@ -8,7 +8,7 @@ from itertools import groupby
 from operator import itemgetter
 
 from recompute._plans.schedule import PlanError
-from recompute._traces.program import Program, Step
+from recompute._traces.program import Program, Step, total
 
 
 def _go_on() -> None:
@@ -74,7 +74,7 @@ class Problem:
     @property
     def model_cost(self) -> float:
         """The cost of each operation once."""
-        return sum(self.costs)
+        return total(self.costs)
 
     @property
     def least(self) -> int:

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from recompute._plans.problem import Problem
+from recompute._traces.program import total
 
 _APART: Final = 1 << 56  # labels of neighbours, at the start
 _EARLY: Final = 8  # a new run's label is this fraction of the way to the next: many are put in before the same run
@@ -39,7 +40,7 @@ class Timeline:
         self._changes: list[tuple[int, int]] = []  # (after this label, so many bytes more): not in `_memory` yet
         self.raised = 0
         """The most bytes at a place where more came to be in use; a caller that watches it sets it to zero before."""
-        self.cost = sum([problem.costs[operation] for operation in sequence])
+        self.cost = total([problem.costs[operation] for operation in sequence])
         self.events: list[list[int]] = [[] for _ in problem.storages]
         """Value -> ascending 2 x label of its uses, and 2 x label + 1 of the runs that make it."""
         self.first: dict[int, int] = {}

@@ -323,7 +323,7 @@ def test_resizing_what_is_shared_is_refused(cache: rc.Cache) -> None:
     with pytest.raises(ValueError, match="resize"):
         x.resize(2)
     del row
-    x.resize(2)
+    x.resize(2, refcheck=False)  # without it NumPy refuses every resize from Python 3.14 on
     assert x.tolist() == [0, 1]
 
 

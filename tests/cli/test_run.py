@@ -297,7 +297,7 @@ def test_bad_options(script: Script, capsys: pytest.CaptureFixture[str], options
     [
         (["nope.py"], "there is no script nope.py"),
         (["-m", "no_such_module"], "cannot run no_such_module"),
-        (["-m", "json"], "'json' is a package and cannot be directly executed"),
+        (["-m", "email"], "'email' is a package and cannot be directly executed"),
         (["."], "__main__"),
         ([], "script"),
     ],

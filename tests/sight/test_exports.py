@@ -110,6 +110,7 @@ def test_perfetto_has_each_run_once_and_arrows_with_both_ends(steps: list[Step])
         "(select 1 from slice s where s.tid = f.tid and s.ts = f.ts and s.category != 'need')"
     )
     assert tables.execute(loose).fetchone() == (0,)
+    tables.close()
     lines = json.loads(document)["traceEvents"]
     used = [line["args"]["bytes"] for line in lines if line["ph"] == "C" and line["name"] == "used on cpu"]
     assert max(used) == max(event.used for event in recording.events)
