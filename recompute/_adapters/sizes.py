@@ -14,7 +14,7 @@ from collections.abc import Callable, ItemsView, Iterable, Iterator, KeysView, V
 from enum import Enum
 from functools import lru_cache, partial
 from gc import get_referents
-from io import StringIO
+from io import BytesIO, StringIO
 from itertools import islice
 from typing import Any, Final
 from weakref import ReferenceType
@@ -53,7 +53,7 @@ class Layout:
         """The builtin container that it is a subclass of."""
         self._dict = inside and cls not in _EXACT and cls.__dictoffset__ != 0
         self._slots = tuple(_slots(bases)) if inside else ()
-        self.native = inside and bool(native)
+        self.native = inside and bool(native) and not issubclass(cls, BytesIO)  # whose buffer is in its own size
         """Whether there are fields in C, of which some may refer to parts."""
         self.structured = self._dict or bool(self._slots) or self.native
         """Whether there are `attributes`."""

@@ -71,7 +71,11 @@ def _start(program: Script) -> None:
         path = os.path.abspath(program.name)
         main = sys.modules["__main__"] = ModuleType("__main__")
         main.__loader__ = loader = SourceFileLoader("__main__", path)
-        vars(main).update(__file__=path, __cached__=None, __builtins__=sys.modules["builtins"])
+        vars(main).update(__file__=path, __builtins__=sys.modules["builtins"])
+        if sys.version_info < (3, 15):
+            vars(main)["__cached__"] = None
+        if sys.version_info < (3, 14):
+            main.__annotations__ = {}
         code = loader.source_to_code(loader.get_data(path), path)
         exec(code, vars(main))
 

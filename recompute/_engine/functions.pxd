@@ -3,7 +3,16 @@ cimport cython
 
 cdef extern from *:
     """
-    #define refers_to(reference, object) (PyWeakref_GET_OBJECT(reference) == (object))
+    static int refers_to(PyObject *reference, PyObject *object) {
+    #if PY_VERSION_HEX < 0x030D0000
+        return PyWeakref_GET_OBJECT(reference) == object;
+    #else  // the other is not there from 3.15 on
+        PyObject *found = NULL;
+        int refers = PyWeakref_GetRef(reference, &found) == 1 && found == object;
+        Py_XDECREF(found);
+        return refers;
+    #endif
+    }
     """
     bint refers_to(object, object)
 

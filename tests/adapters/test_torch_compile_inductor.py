@@ -272,6 +272,21 @@ def test_too_little_is_refused_before_training() -> None:
     assert split_of(module, least).planned <= least
 
 
+@pytest.mark.parametrize("layers", [["linear", "glu", "counting"], ["group norm", "conv"]], ids=["linear", "norm"])
+def test_the_least_that_an_error_says_is_what_kernels_take(
+    layers: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Not what a plan takes before it is made of kernels, which take more here: that budget was refused, too."""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(inductor, "compile_fx_inner", lambda graph, given, **_: boxed_nop(graph, given))
+    monkeypatch.setattr(inductor.Rehearsal, "peak", lambda _: None)
+    module = network(layers)
+    with pytest.raises(rc.BudgetError, match="the least that a plan was found for is") as caught:
+        left(module, by_inductor(module, 1000), image())
+    least = int(str(caught.value).split("(")[1].split(" bytes")[0])
+    assert split_of(module, least).planned <= least
+
+
 @pytest.mark.usefixtures("unfused")
 def test_without_gradients_nothing_is_planned() -> None:
     """Inference runs as it is."""

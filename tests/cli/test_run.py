@@ -394,7 +394,7 @@ def test_script_sees_what_python_shows_it(script: Script) -> None:
     """`sys.argv`, `sys.path`, `__file__` and the rest are those of `python script.py args`."""
     name = script(
         "import sys\n"
-        "print(sys.argv, sys.path[0], __name__, __file__, __package__, __spec__, __cached__, type(__loader__))\n"
+        "print(sys.argv, sys.path[0], __name__, __file__, __package__, __spec__, type(__loader__), sorted(globals()))\n"
         "print(sys.modules['__main__'].__dict__ is globals(), globals()['__builtins__'])\n",
         "folder/script.py",
     )

@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import partial
 from math import inf
 from time import perf_counter
 from typing import Any, Final
@@ -97,9 +96,7 @@ class _Splits:
             yield self._remembered(again)
         new = self._scheduled(allowed)
         for choice in new:  # of one that does not fit an error says the peak, which the user may allow next
-            size = allowed if choice.peak <= allowed else choice.peak
-            kept = Scheduled(size, effort, choice.order, choice.span or 0, choice.peak)
-            keep_scheduled(program, cache_dir(), kept)
+            self._keep(choice, max(allowed, choice.peak))
         self.least = min([*(plan.peak for plan in known), *(choice.peak for choice in new)], default=None)
         fitting = [plan for plan in known if plan.peak <= allowed]
         if fitting:
@@ -128,24 +125,49 @@ class _Splits:
     def _scheduled(self, allowed: int) -> list[Choice]:
         """Plans for so many bytes, with the peak of the kernels that inductor makes of them.
 
-        When one fits and leaves much unused, there is one more for more.
+        When one fits and leaves much unused, there are more for more, until another one fits.
         """
         given, choices = allowed, list[Choice]()
+        fits: list[int] = []
+        exceeds: list[int] = []
         spans: Sequence[int] = SPANS
         for _ in range(_PROBES):
             choice = self._planned(given)
             if choice is None:
                 break
-            planned, filling = choice.peak, any(earlier.peak <= allowed for earlier in choices)
+            planned = choice.peak
             for span in spans:
                 self._schedule(choice, span)
                 if choice.peak <= allowed:
                     break
             choices.append(choice)
-            if filling or _FULL * allowed <= choice.peak <= allowed:
+            (fits if choice.peak <= allowed else exceeds).append(given)
+            if _FULL * allowed <= choice.peak <= allowed or len(fits) > 1:
                 break
             given, spans = planned + allowed - choice.peak, (span,)
+            if fits and exceeds:
+                given = (fits[-1] + exceeds[-1]) // 2
         return choices
+
+    def enough(self, allowed: int) -> int:
+        """Bytes in which the kernels of some plan fit, where those of none fit in the bytes allowed."""
+        if self.least is None:
+            self.least = self._by.planner.least(self.joint, allowed)
+            choice = self._planned(self.least)
+            if choice is not None:
+                ways = dict[int, int]()
+                for span in SPANS:
+                    self._schedule(choice, span)
+                    ways.setdefault(choice.peak, span)
+                self.least = choice.peak = min(ways)
+                choice.span = ways[choice.peak]
+                self._keep(choice, choice.peak)
+        return self.least
+
+    def _keep(self, choice: Choice, allowed: int) -> None:
+        """For later calls, and other processes."""
+        kept = Scheduled(allowed, self._by.effort, choice.order, choice.span or 0, choice.peak)
+        keep_scheduled(self.joint.program, cache_dir(), kept)
 
     def _schedule(self, choice: Choice, span: int | None) -> None:
         """Let the peak be that of the kernels of inductor, in their order."""
@@ -280,7 +302,8 @@ class Inductor:
         choices = splits.choices(default, allowed, whole=plan.whole)
         best = next((choice for choice in choices if choice.right and choice.peak <= allowed), None)
         if best is None:
-            raise TooSmall(partial(self.planner.advice, joint, allowed, plan.share, splits.least))
+            share = plan.share
+            raise TooSmall(lambda: self.planner.advice(joint, allowed, splits.enough(allowed), share))
         plan.split, plan.planned, plan.saved, plan.again = best.name, best.peak, best.saved, best.again
         plan.span, plan.operators = best.span, len(joint.calls)
         plan.overhead = best.cost / (joint.program.model_time or 1.0)

@@ -88,7 +88,8 @@ class Partitioner:
         if planners.peak(emitted.program) > plan.budget:
             fitted = self.fitted(joint, plan.budget)
             if fitted is None:
-                raise TooSmall(partial(self.advice, joint, plan.budget))
+                allowed = plan.budget
+                raise TooSmall(lambda: self.advice(joint, allowed, self.least(joint, allowed)))
             order, emission = fitted, Emission(joint, fitted)
             emitted = self._emitted(joint, emission)
         plan.planned, plan.saved = planners.peak(emitted.program), saved(emitted)
@@ -145,22 +146,21 @@ class Partitioner:
                     return KnownPlan(tuple(plan.order), peak, cost(joint, plan.order), self.flops(joint, plan.order))
         return None
 
-    def advice(self, joint: Joint, allowed: int, share: float = 1.0, least: int | None = None) -> str:
-        """What to say where no plan fits the bytes allowed, which are a share of the budget.
-
-        `least` are bytes that are known to work. Without them some plans are made, always the same ones.
-        """
-        peak = planners.peak(joint.program)
+    def least(self, joint: Joint, allowed: int) -> int:
+        """About the least bytes that a plan is found for where none fits those allowed: of some, always the same."""
 
         def fits(given: int) -> bool:
             return given > allowed and self._searched(joint, given, _PROBE * self._effort) is not None
 
-        if least is None:
-            low, once, high = floor(joint).nbytes - 1, floor(joint, repeats=False).nbytes - 1, peak
-            if once > low:  # mostly making gradients again is no help
-                low, high = (low, once) if fits(once) else (once, high)
-            least = planners.smallest(fits, low, high, tries=_PROBES)
-        enough = ceil(least / share)
+        low, once = floor(joint).nbytes - 1, floor(joint, repeats=False).nbytes - 1
+        high = planners.peak(joint.program)
+        if once > low:  # mostly making gradients again is no help
+            low, high = (low, once) if fits(once) else (once, high)
+        return planners.smallest(fits, low, high, tries=_PROBES)
+
+    def advice(self, joint: Joint, allowed: int, least: int, share: float = 1.0) -> str:
+        """What to say where no plan fits the bytes allowed, which are a share of the budget, but one for the least."""
+        peak, enough = planners.peak(joint.program), ceil(least / share)
         return (
             f"the budget of {format_bytes(round(allowed / share))} is too small: the least that a plan was found for "
             f"is {format_bytes(enough)} ({enough} bytes); without a plan the peak is "
