@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import wraps
 from inspect import isclass
-from itertools import pairwise
 from types import CodeType, FrameType, FunctionType, ModuleType
 from typing import Any
 
@@ -172,11 +171,17 @@ class Tracing(Interrupts):
             }
             return frozenset(instruction.offset for instruction in instructions) - ends
         after = {
-            second.offset
-            for first, second in pairwise(instructions)
-            if first.opname.startswith("CALL") and not first.opname.startswith("CALL_INTRINSIC")
+            third.offset
+            for first, second, third in zip(instructions, instructions[1:], instructions[2:], strict=False)
+            if second.opname.startswith("CALL")
+            and not second.opname.startswith("CALL_INTRINSIC")
+            and first.opname != "LOAD_SPECIAL"  # a `with` begins: see recompute._locks
         }
-        anew = {instruction.argval for instruction in instructions if instruction.opname.startswith("JUMP_BACKWARD")}
+        anew = {
+            instruction.argval
+            for instruction in instructions
+            if instruction.opname.startswith("JUMP_BACKWARD") and not instruction.opname.endswith("NO_INTERRUPT")
+        }
         return frozenset(after | anew)
 
 

@@ -345,18 +345,22 @@ class Gated(nn.Module):
 
 @pytest.mark.slow
 @pytest.mark.skipif(not has_compiler(), reason="inductor needs a C++ compiler, and none is found")
-def test_peaks_are_known_before_code_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("which", ["fused", "read in part"])
+def test_peaks_are_known_before_code_is_made(which: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A plan is compiled once: its estimate is what kernels take, though they are fused, and so run in another order
 
-    than that of the plan.
+    than that of the plan, and though they read only a part of what the forward has saved.
     """
     compilations: list[int | None] = []
     peak = inductor.Rehearsal.peak
     monkeypatch.setattr(inductor.Rehearsal, "peak", lambda given: compilations.append(peak(given)) or compilations[-1])
     torch.manual_seed(0)
-    module = Mean(*[Gated() for _ in range(2)])
-    step = by_inductor(module, 0.6)
-    left(module, step, torch.randn(8, 64, 64), steps=1)
+    if which == "fused":
+        module, share, example = Mean(*[Gated() for _ in range(2)]), 0.6, torch.randn(8, 64, 64)
+    else:
+        module, share, example = network(["linear", "linear", "in place", "glu"]), 0.9, image()
+    step = by_inductor(module, share)
+    left(module, step, example, steps=1)
     (plan,) = rt.plans(step)
     assert len(compilations) == 1
     assert plan.split == "planned"

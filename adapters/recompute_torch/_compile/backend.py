@@ -358,6 +358,7 @@ Rung = GraphPlan | TooSmall
 """What became of one budget."""
 
 _MAX_BATCH: Final = 1 << 30
+_SAME: Final = 2  # times that a batch twice as large may take no more
 """Samples: no batch is larger."""
 
 
@@ -442,14 +443,15 @@ def largest_batch(
         if high == low or isinstance(plan(high), GraphPlan):
             return high
     else:
-        taken, high = first.plain, 2 * low
+        most, same, high = first.plain, 0, 2 * low
         while isinstance(rung := plan(high), GraphPlan):
-            if rung.plain <= taken or high > _MAX_BATCH:
+            same = 0 if rung.plain > most else same + 1  # a library may need more beside its results for fewer samples
+            if same > _SAME or high > _MAX_BATCH:
                 raise ValueError(
-                    f"what the step takes does not grow from a batch of {high // 2} to one of {high}: "
-                    "make_inputs(batch) is to return the inputs for so many samples"
+                    f"what the step takes does not grow up to a batch of {high}: make_inputs(batch) is to return the "
+                    "inputs for so many samples"
                 )
-            taken, low, high = rung.plain, high, 2 * high
+            most, low, high = max(most, rung.plain), high, 2 * high
     return smallest(lambda batch: isinstance(plan(batch), TooSmall), low, high) - 1
 
 

@@ -201,7 +201,8 @@ class _Memory:
     def __init__(self, elsewhere: Collection[str], others: Mapping[str, int]) -> None:
         scheduler = V.graph.scheduler
         given = memory.get_freeable_input_buf(scheduler.nodes, OrderedSet(V.graph.graph_inputs))
-        held = {name: buffer.mpi_buffer.size_free for name, buffer in given.items() if name not in elsewhere}
+        # of what is read in part, inductor counts that part
+        held = {name: _allocated(V.graph.graph_inputs_original[name]) for name in given if name not in elsewhere}
         self._held = {**held, **others}  # name -> bytes
         self._used = self.peak = sum(self._held.values())
         self._sizes = memory.compute_size_for_scheduler_buffer(scheduler.name_to_buf)
