@@ -983,7 +983,7 @@ def test_a_fork_wherever_a_write_to_the_disk_is(tmp_path: Path) -> None:
 
     tracing.arm(0)
     work()
-    assert tracing.crossings > 5
+    assert tracing.crossings > (10 if sys.version_info < (3, 14) else 5)  # later there are fewer in the same code
     for place in range(1, min(tracing.crossings, 40)):
         forking = Forking(1)
         tracing.arm(place, strike=forking)

@@ -299,8 +299,11 @@ class Method:
             raise TypeError("a cached array stays as it is; change a copy: np.array(x)")
         changes = name in MUTATING_METHODS or (name == "byteswap" and (keywords.get("inplace") or any(args)))
         if changes and library_writes(array._type, array.dtype):
-            if name == "resize" and shares(array) is not None:
-                raise ValueError("cannot resize an array that shares its memory with another one; use np.resize")
+            if name == "resize":
+                if shares(array) is not None:
+                    raise ValueError("cannot resize an array that shares its memory with another one; use np.resize")
+                if keywords.get("refcheck"):  # the default; but a call with names refers to the array once more
+                    del keywords["refcheck"]
             change(array, self._function, args, keywords, caller)
             return array if name == "byteswap" else None
         function: Callable[..., Any] = self._function

@@ -128,8 +128,7 @@ class _Splits:
         When one fits and leaves much unused, there are more for more, until another one fits.
         """
         given, choices = allowed, list[Choice]()
-        fits: list[int] = []
-        exceeds: list[int] = []
+        fits = exceeds = 0  # bytes that the last plan was made for which fits, and which does not
         spans: Sequence[int] = SPANS
         for _ in range(_PROBES):
             choice = self._planned(given)
@@ -141,27 +140,26 @@ class _Splits:
                 if choice.peak <= allowed:
                     break
             choices.append(choice)
-            (fits if choice.peak <= allowed else exceeds).append(given)
-            if _FULL * allowed <= choice.peak <= allowed or len(fits) > 1:
+            if choice.peak > allowed:
+                exceeds = given
+            elif fits or choice.peak >= _FULL * allowed:
                 break
+            else:
+                fits = given
             given, spans = planned + allowed - choice.peak, (span,)
             if fits and exceeds:
-                given = (fits[-1] + exceeds[-1]) // 2
+                given = (fits + exceeds) // 2
         return choices
 
     def enough(self, allowed: int) -> int:
-        """Bytes in which the kernels of some plan fit, where those of none fit in the bytes allowed."""
+        """Bytes in which the kernels of a plan fit, where no plan was found whose kernels fit in the bytes allowed."""
         if self.least is None:
             self.least = self._by.planner.least(self.joint, allowed)
             choice = self._planned(self.least)
             if choice is not None:
-                ways = dict[int, int]()
-                for span in SPANS:
-                    self._schedule(choice, span)
-                    ways.setdefault(choice.peak, span)
-                self.least = choice.peak = min(ways)
-                choice.span = ways[choice.peak]
+                self._schedule(choice, min(SPANS))
                 self._keep(choice, choice.peak)
+                self.least = choice.peak
         return self.least
 
     def _keep(self, choice: Choice, allowed: int) -> None:
@@ -196,8 +194,9 @@ class _Splits:
 
     def _choice(self, name: str, graph: fx.Graph, price: Callable[[fx.Node], Price], parts: Parts) -> Choice:
         program = read_fused(graph, self.joint.results, price, frozenset(crossing(graph, self.joint.results))).program
-        took = sum(call.cost for call in program.calls)
-        return Choice(name, planners.peak(program), saved(read(graph, self.joint.results, price)), took, parts)
+        return Choice(
+            name, planners.peak(program), saved(read(graph, self.joint.results, price)), program.model_time, parts
+        )
 
 
 def min_cut(module: fx.GraphModule, results: int, ratio: float, lasting: Sequence[int] | None) -> Parts:

@@ -44,7 +44,7 @@ _PROBE: Final = 0.25  # of the effort, for each plan that only tells which budge
 _OVER: Final = 1.05  # times the budget that a peak may be
 _FORWARDS: Final = 8  # of a graph that are watched until one of their backwards runs
 _BATCH_NORM_BACKWARD: Final = torch.ops.aten.native_batch_norm_backward.default
-_FORMAT: Final = 3  # of the files; since 3 the peak of kernels is known where they read a part of what is saved
+_FORMAT: Final = 3  # of the files; since 3 saved tensors that are read in part count whole
 _MAX_PLANS: Final = 64
 """Plans that are remembered, of all programs: some hundred kilobytes for some thousand operators."""
 

@@ -144,7 +144,7 @@ def _may_be_overwritten(arguments: list[int]) -> Iterator[None]:
 
 
 class _Scheduled(Exception):
-    """All that was to be known is known."""
+    """Ends a compilation when the peak is known."""
 
 
 class _Stop(CustomSchedulerPass):
@@ -162,7 +162,7 @@ class _Stop(CustomSchedulerPass):
         if not isinstance(V.graph, SubgraphLowering):
             wrapper: Any = V.graph.wrapper_code
             wrapper.run_wrapper_ir_passes = self._stop
-        config.cpp.simdlen = 1  # how loops are made fast takes most of the time, and no memory
+        config.cpp.simdlen = 1  # to vectorize loops takes most of the time, and no memory
         return nodes
 
     def _stop(self, is_inference: bool) -> None:
@@ -201,7 +201,7 @@ class _Memory:
     def __init__(self, elsewhere: Collection[str], others: Mapping[str, int]) -> None:
         scheduler = V.graph.scheduler
         given = memory.get_freeable_input_buf(scheduler.nodes, OrderedSet(V.graph.graph_inputs))
-        # of what is read in part, inductor counts that part
+        # inductor counts only the part of a tensor that is read
         held = {name: _allocated(V.graph.graph_inputs_original[name]) for name in given if name not in elsewhere}
         self._held = {**held, **others}  # name -> bytes
         self._used = self.peak = sum(self._held.values())
@@ -264,7 +264,7 @@ class _Nearby(InductorChoices):
     def can_fuse(  # type: ignore[override]  # static there, and called by an instance
         self, scheduler: Any, node1: Any, node2: Any, shared_data_score: int
     ) -> bool:
-        """What inductor asks for each pair of kernels."""
+        """Asked by inductor for every pair of kernels."""
         span = max(abs(node1.min_order - node2.max_order), abs(node2.min_order - node1.max_order))
         return span <= self._span and bool(InductorChoices.can_fuse(scheduler, node1, node2, shared_data_score))
 
