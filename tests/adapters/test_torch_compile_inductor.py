@@ -35,7 +35,8 @@ from _torch_compiled import (  # noqa: E402  # after importorskip
 )
 from torch import Tensor, nn  # noqa: E402  # after importorskip
 from torch._dynamo.backends.debugging import boxed_nop  # noqa: E402  # after importorskip
-from torch._inductor import cpp_builder  # noqa: E402  # after importorskip
+from torch._inductor import cpp_builder, virtualized  # noqa: E402  # after importorskip
+from torch._inductor.choices import InductorChoices  # noqa: E402  # after importorskip
 from torch.nn import functional  # noqa: E402  # after importorskip
 
 import recompute_torch as rt  # noqa: E402  # after importorskip
@@ -420,6 +421,14 @@ def test_what_was_kept_is_read_or_passed_over(tmp_path: Path) -> None:
     (file,) = (tmp_path / "recompute").iterdir()
     file.write_text("[{}]", encoding="utf-8")
     assert inductor.scheduled(program, str(tmp_path)) == []
+
+
+def test_afterwards_inductor_fuses_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where it had not chosen anything before, as in a new process or thread."""
+    monkeypatch.delattr(virtualized.threadlocal, virtualized._choices._key, raising=False)
+    with peak.fused_nearby(2):
+        assert type(virtualized.V.choices) is not InductorChoices
+    assert type(virtualized.V.choices) is InductorChoices
 
 
 @pytest.mark.slow

@@ -60,7 +60,8 @@ def fused_nearby(span: int | None) -> Iterator[None]:
     if config.inductor_choices_class is not None or span is None:
         yield
         return
-    with config.patch(inductor_choices_class=partial(_Nearby, span)), V.set_choices_handler(_Nearby(span)):
+    # the handler first: it notes the one of before, which inductor makes of the configuration if there is none yet
+    with V.set_choices_handler(_Nearby(span)), config.patch(inductor_choices_class=partial(_Nearby, span)):
         yield
 
 
