@@ -389,7 +389,7 @@ class Cache:
         from recompute._traces.write import Recorder, settings_of
 
         recorder = Recorder(trace, settings_of(self))
-        self.subscribe(recorder)
+        recorder.listen(self)
         weakref.finalize(self, recorder.close)  # also when the interpreter ends
         return recorder
 

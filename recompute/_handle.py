@@ -37,6 +37,8 @@ class Handle:
     def __del__(self) -> None:
         try:
             self._engine.settling.going(self, self._node)
+        except RecursionError:
+            return  # there is no room for it on this stack: the next use of the cache does what is left
         except BaseException as error:
             if is_finalizing is None or is_finalizing():  # the first: this module is being cleared
                 return

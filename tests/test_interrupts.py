@@ -45,7 +45,7 @@ from lib.programs import (
     run,
 )
 from recompute import extend
-from recompute._engine import changes
+from recompute._locks import gate, gate_if_free
 from recompute.testing import Identity, ManualClock, check_invariants
 
 STRIDE = int(os.environ.get("INTERRUPT_STRIDE", "0"))  # of the places at which one strikes; 0: each test's own
@@ -625,7 +625,7 @@ def test_a_storm_of_signals(error: type[BaseException]) -> None:
 def test_no_signal_leaves_a_lock_acquired(way: str) -> None:
     """Wherever it strikes as a lock is acquired and released, in Python 3.14 too."""
     lock: Any = extend.RLock()
-    ways = {"lock": lock, "gate": changes.gate(lock.__enter__, lock.__exit__), "if free": changes.gate_if_free(lock)}
+    ways = {"lock": lock, "gate": gate(lock.__enter__, lock.__exit__), "if free": gate_if_free(lock)}
     entered = ways[way]
     armed: list[bool] = []
 

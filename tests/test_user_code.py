@@ -826,6 +826,30 @@ def test_payloads_that_hold_values_go_without_recursion() -> None:
         check_invariants(cache)
 
 
+def test_values_that_go_where_the_stack_is_full() -> None:
+    """What there is no stack for then is done by the next use of the cache, which does not fail because of it."""
+
+    def deeper(cache: rc.Cache) -> None:
+        value = rc.ap(bytearray, 1000)
+        with suppress(RecursionError):
+            deeper(cache)
+        del value
+
+    before = sys.getrecursionlimit()
+    with rc.Cache("100MB") as cache:
+        for limit in range(200, 300):
+            try:
+                sys.setrecursionlimit(limit)
+                with suppress(RecursionError):
+                    deeper(cache)
+            finally:
+                sys.setrecursionlimit(before)
+            assert rc.ap(len, "abc").get() == 3
+        gc.collect()
+        assert cache.stats().used == 0
+        check_invariants(cache)
+
+
 def test_at_the_end_of_the_interpreter() -> None:
     """Destructors that use a cache as the interpreter ends do not keep it from ending, and complain of nothing."""
     script = """

@@ -86,7 +86,7 @@ class Caches:
             self._trace.with_name(f"{number}.{self._trace.name}") if number else self._trace
         )
         recorder = Recorder(followed.trace, settings_of(cache))
-        cache.subscribe(recorder)
+        recorder.listen(cache)
         followed.close = recorder.close
 
     def busy(self) -> Stats:

@@ -15,12 +15,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import suppress
 from gc import get_threshold, set_threshold
-from sys import exception
-from types import FunctionType
 from typing import Any, Final
 
 from recompute import _cython as cython
-from recompute._locks import RLock, entering_if_free
+from recompute._locks import RLock, gate, gate_if_free
 
 if cython.compiled:
     import cython  # read by Cython, and never run
@@ -35,36 +33,6 @@ class Call:
     """Lives as long as the call that made it: what refers weakly to it tells whether that call goes on."""
 
     __slots__ = ("__weakref__",)
-
-
-def gate(enter: Callable[[], object], leave: Callable[..., object]) -> Any:
-    """What a `with` enters and leaves by functions that are not written in Python, and for which it makes no object.
-
-    So no line of Python runs as a lock is acquired and released, where an interrupt could keep it from one or the
-    other. For Python 3.14 see `recompute._locks`.
-    """
-    return type("Gate", (), {"__slots__": (), "__enter__": staticmethod(enter), "__exit__": staticmethod(leave)})()
-
-
-def gate_if_free(lock: Any) -> Any:
-    """A gate that acquires an RLock unless another thread has it; then the end is a RuntimeError."""
-    return gate(entering_if_free(lock), lock.__exit__)
-
-
-def do_if_free(free: Any, action: Callable[[], object]) -> bool:
-    """Do this inside of a `gate_if_free`; False: another thread is there, and nothing was done."""
-    entered, handled = False, exception()
-    try:
-        with free as entered:
-            if entered:
-                action()
-    except RuntimeError as error:
-        if entered:
-            raise
-        came = error.__context__
-        if came is not None and came is not handled:  # an interrupt, not what a caller is handling
-            raise came from None
-    return entered
 
 
 class Shared:
@@ -226,5 +194,5 @@ def _end(here: Shared, whole: bool) -> None:
 
 _change: Final = Change()
 
-COMPILED: Final = not isinstance(gate, FunctionType)
+COMPILED: Final = bool(cython.compiled)
 """Whether this file is."""

@@ -198,8 +198,12 @@ class Engine:
             if not self.is_pressed:
                 self.is_pressed = True
                 if self.pressed is not None:
-                    with self.wall:
-                        self.pressed()
+                    try:
+                        with self.wall:
+                            self.pressed()
+                    except BaseException:  # an interrupt
+                        self.is_pressed = False
+                        raise
             if not found and not self.finalizer.queue and not self._retry_moving(pool, False):
                 if not tried and self._retry_moving(pool, True):
                     tried = True
@@ -724,9 +728,9 @@ class Engine:
         self.journal.subscribe(listener, Wall(partial(self._fails, listener, advises=advises)))
         self.observed = self.watchful = True
         self.watch()
-        return partial(self._unsubscribe, listener)  # no closure: compiled, it would be a cycle
+        return partial(self.unsubscribe, listener)  # no closure: compiled, it would be a cycle
 
-    def _unsubscribe(self, listener: Listener) -> None:
+    def unsubscribe(self, listener: Listener) -> None:
         self.journal.unsubscribe(listener)
         self.observed = bool(self.journal.listeners) or self.fingerprints is not None
         self.watch()
@@ -741,6 +745,6 @@ class Engine:
 
     def _fails(self, listener: Listener, error: Exception, *, advises: bool) -> None:
         """A listener has raised an error."""
-        self._unsubscribe(listener)
+        self.unsubscribe(listener)
         if not (advises and end_advice(self, error)):
             say(f"{shown(listener)} raised {shown(error)} and will hear no more events")

@@ -268,9 +268,13 @@ class Watch:
     def wanted(self, wanted: Callable[[Value], None] | None) -> None:
         self.engine.wanted = wanted
 
-    def listen(self, listener: Listener) -> Callable[[], None]:
+    def listen(self, listener: Listener) -> None:
         """`Cache.subscribe` for what advises: an error of the listener ends the advice."""
-        return self.engine.subscribe(listener, advises=True)
+        self.engine.subscribe(listener, advises=True)
+
+    def stop_listening(self, listener: Listener) -> None:
+        """It hears of no more events; nothing happens if it did not."""
+        self.engine.unsubscribe(listener)
 
     def advise(self, advice: Advice | None) -> None:
         """Follow this advice: what to evict, and what to keep without references to it; None: no advice.

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from recompute._engine.advice import Wall
-from recompute._engine.changes import do_if_free, gate_if_free
 from recompute._engine.events import Event, Listener
-from recompute._locks import RLock
+from recompute._locks import RLock, do_if_free, gate_if_free
 
 
 class Journal:
@@ -77,9 +77,20 @@ class Journal:
         if not isinstance(event, Event):
             event()
             return
-        for listener, wall in tuple(self.listeners):
-            with wall:
-                listener(event)
+        self._tell_of(event, tuple(self.listeners))
+
+    def _tell_of(self, event: Event, listeners: tuple[tuple[Listener, Wall], ...]) -> None:
+        """An interrupt in one of the listeners keeps the event from no other one."""
+        told = 0
+        try:
+            for listener, wall in listeners:
+                told += 1
+                with wall:
+                    listener(event)
+        except BaseException:
+            if told < len(listeners):
+                self.events.appendleft(partial(self._tell_of, event, listeners[told:]))
+            raise
 
     def is_told(self) -> bool:
         """Whether no other thread is just telling listeners of an event."""

@@ -320,6 +320,8 @@ class Settling:
         try:
             if not self._changes.is_mine() and not is_finalizing():
                 self.settle(blocking=False)
+        except RecursionError:
+            return  # as in `Handle.__del__`
         except BaseException as interrupt:
             self._finalizer.note_interrupt(interrupt)
 

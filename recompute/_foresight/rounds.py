@@ -8,15 +8,17 @@ A round that goes wrong is left to the cache; a plan that goes wrong twice in a 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from math import ceil
-from threading import Lock, get_ident
-from typing import TYPE_CHECKING, Final
+from threading import get_ident
+from typing import TYPE_CHECKING, Any, Final
 
 from recompute import extend
 from recompute._foresight.follower import Follower
 from recompute._foresight.planning import Knowledge
 from recompute._foresight.recording import Recording
 from recompute._foresight.repetition import BEGINS, LOST, NOTHING, Repetition
+from recompute._locks import RLock, do_if_free, gate_if_free
 from recompute.events import Event
 from recompute.extend import Counts, Operation, Value
 
@@ -44,7 +46,6 @@ class Rounds:
         self._followed = False  # in this round, from its beginning on
         self._lost = False  # the last round that began with the plan was another one
         self._short = True  # something was evicted in the last round
-        self._unsubscribe: Callable[[], None] = _nothing
         self._is_cut = False
         self._over = False
 
@@ -53,6 +54,7 @@ class Rounds:
         if self._over:
             return
         cache, known, worth = self._cache, self._known, self._worth
+        self._leave_off()  # what an interrupt has left of the last one
         self.inside, self._is_cut = True, False
         worth.begin()
         why = known.look(worth.repeated)
@@ -70,7 +72,7 @@ class Rounds:
             self._say("following", f"a plan with an overhead of {script.overhead:.3f}")
         if self._short and known.wanted and worth.try_again and cache.budget is not None:
             self._recording = Recording(cache.extend.resident())
-            self._unsubscribe = cache.extend.listen(self._hear)
+            cache.extend.listen(self._hear)
             if script is None:
                 self._say("recording")
 
@@ -78,14 +80,14 @@ class Rounds:
         """It is over. `failed`: it was cut short, and nothing is learnt from it."""
         self.inside = False
         follower, worth = self.follower, self._worth
-        if self._recording is not None:
-            self._cache.extend.settle()
-        recording = self._recording
-        self._stop_recording()
+        try:
+            if self._recording is not None:
+                self._cache.extend.settle()
+        finally:
+            recording = self._recording
+            self._leave_off()
         if recording is not None and not self._cache.extend.settle():
             recording = None  # another thread is in the middle of adding to it
-        if follower is not None:
-            self._leave()
         if failed or self._is_cut:
             return
         spent = worth.spent()
@@ -163,16 +165,25 @@ class Rounds:
         """Something happened in a round that is recorded."""
         recording = self._recording
         if recording is not None:
-            recording(event)
+            try:
+                recording(event)
+            except BaseException:
+                self.cut_short()
+                raise
             if recording.length > _MOST:
                 self._stop_recording()
                 if self.follower is None:
                     self.forget(f"a round of more than {_MOST:,} steps is not planned")
 
+    def _leave_off(self) -> None:
+        """Neither record nor follow."""
+        self._stop_recording()
+        if self.follower is not None:
+            self._leave()
+
     def _stop_recording(self) -> None:
         self._recording = None
-        self._unsubscribe()
-        self._unsubscribe = _nothing
+        self._cache.extend.stop_listening(self._hear)
 
     def stop(self) -> None:
         """No round follows; when it returns, no thread plans one."""
@@ -203,8 +214,8 @@ class Rounds:
         return self._cache.extend.counts().repeated_seconds - before
 
     def _leave(self) -> None:
-        self.follower = None
         self._cache.extend.advise(None)
+        self.follower = None
 
     def _say(self, state: str, why: str = "") -> None:
         if not self._over:
@@ -215,10 +226,6 @@ class Rounds:
         if said != self.state:
             self.state = said
             self._cache.extend.foresee(state, why)
-
-
-def _nothing() -> None:
-    """There is no listener."""
 
 
 _WORSE: Final = 1.005
@@ -327,7 +334,8 @@ class Foresight:
         self._repetition: Repetition | None = None
         self._marked = False
         self._thread: int | None = None  # that runs the rounds; None: any, one at a time
-        self._busy = Lock()
+        self._busy: Any = RLock()
+        self._if_free = gate_if_free(self._busy)
 
     @property
     def state(self) -> str:
@@ -349,8 +357,10 @@ class Foresight:
     def end(self, *, failed: bool = False) -> None:
         """It is over. `failed`: an exception has cut it short, and nothing is learnt from it."""
         if self._rounds.inside:
-            self._rounds.end(failed=failed)
-            self._tell(None, None)
+            try:
+                self._rounds.end(failed=failed)
+            finally:
+                self._tell(None, None)
 
     def stop(self) -> None:
         """The last round is over. When it returns, no thread plans another one."""
@@ -397,27 +407,25 @@ class Foresight:
 
     def begins(self, operation: Operation, what: int = NOTHING) -> None:
         """An operation is about to run for the first time; `what` it means where rounds are found."""
-        if self._is_mine() and self._busy.acquire(blocking=False):
-            try:
-                if what != NOTHING and self._repetition is not None:
-                    self._turn(self._repetition, what)
-                self._rounds.begins(operation)
-            except BaseException:
-                self._rounds.cut_short()
-                raise
-            finally:
-                self._busy.release()
+        self._do(self._begins, operation, what)
+
+    def _begins(self, operation: Operation, what: int) -> None:
+        if what != NOTHING and self._repetition is not None:
+            self._turn(self._repetition, what)
+        self._rounds.begins(operation)
 
     def wants(self, value: Value) -> None:
         """An evicted value is about to be got."""
-        if self._is_mine() and self._busy.acquire(blocking=False):
+        self._do(self._rounds.wants, value)
+
+    def _do(self, follow: Callable[..., None], *told: Any) -> None:
+        """Unless another thread is at it, or this very one, in whose middle a destructor struck."""
+        if self._is_mine() and not self._busy._is_owned():
             try:
-                self._rounds.wants(value)
+                do_if_free(self._if_free, partial(follow, *told))
             except BaseException:
                 self._rounds.cut_short()
                 raise
-            finally:
-                self._busy.release()
 
     def _is_mine(self) -> bool:
         """Whether this call belongs to the rounds: of their thread, and not from inside of an operation."""

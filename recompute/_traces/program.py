@@ -86,7 +86,11 @@ class Program:
     @property
     def model_time(self) -> float:
         """The cost of all calls, each run once, in units."""
-        return total([call.cost for call in self.calls])
+        return self.cost_of(range(len(self.calls)))
+
+    def cost_of(self, calls: Iterable[int]) -> float:
+        """The cost of these runs, in units."""
+        return total([self.calls[number].cost for number in calls])
 
     def most_in_use(self) -> dict[str, int]:
         """The bytes of each device at their peak, if each storage goes with the last reference to a value on it."""

@@ -17,7 +17,7 @@ from io import FileIO
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final
 
-from recompute._locks import RLock
+from recompute._locks import RLock, do_if_free, gate, gate_if_free
 from recompute._traces.recorded import HEADER, VERSION
 from recompute.events import (
     Accessed,
@@ -36,12 +36,12 @@ from recompute.events import (
     TakenBack,
     Unpinned,
 )
-from recompute.text import warn
+from recompute.text import outside, warn
 
 if TYPE_CHECKING:
     from recompute._cache import Cache
 
-_BATCH: Final = 1 << 20  # characters
+_BATCH: Final = 1 << 13  # events, some megabyte of text
 _LEVEL: Final = 1  # of compression: a better one costs more than the events
 _END: Final = '{"event":"End"}\n'
 
@@ -64,7 +64,7 @@ class Recorder:
     """A listener that writes the events of one cache to a file. Raises OSError here if it cannot be written.
 
     `settings` are further fields of the header. If writing fails later, there is a warning and no more is recorded: the
-    run goes on.
+    run goes on. An interrupt loses nothing: what it cuts short is done the next time.
     """
 
     def __init__(self, path: str | os.PathLike[str], settings: Mapping[str, object]) -> None:
@@ -74,7 +74,9 @@ class Recorder:
         self._zip = self.path.endswith(".gz")
         self._file = _fresh(self.path)
         self._process = os.getpid()
-        self._writing: Any = RLock()
+        self._lock: Any = RLock()
+        self._writing = gate(self._lock.__enter__, self._lock.__exit__)
+        self._writing_if_free = gate_if_free(self._lock)
         header = {
             HEADER: VERSION,
             "recompute": __version__,
@@ -82,63 +84,83 @@ class Recorder:
             "time": datetime.now(UTC).isoformat(timespec="seconds"),
             **settings,
         }
-        self._lines = [json.dumps(header, default=str) + "\n"]
+        self._heard: list[Event | str] = [json.dumps(header, default=str) + "\n"]  # events, and lines
         self._threads: dict[int, int] = {}
-        self._size = len(self._lines[0])  # characters
+        self._data = memoryview(b"")  # on its way into the file, where it begins at
+        self._start = self._written = 0
         self._ended = False
 
+    def listen(self, cache: Cache) -> None:
+        """Hear of its events, by a method that no interrupt can cut short, and look after what was heard."""
+        cache.subscribe(self._heard.append)
+        cache.subscribe(self._look)
+
     def __call__(self, event: Event) -> None:
-        write = _LINES.get(type(event))
-        if write is not None:  # else it is of a type that says nothing about the program
-            line = write(event)
-            if type(event) is Performed and event.thread:
-                number = self._threads.setdefault(event.thread, len(self._threads))
-                if number:  # mostly there is one
-                    line = f'{line[:-2]},"thread":{number}}}\n'
-            self._lines.append(line)
-            self._size += len(line)
-            if self._size > _BATCH and not self._writing._is_owned() and self._writing.acquire(blocking=False):
-                try:  # else another thread is at it, or this very one, in whose middle a destructor struck
-                    self._write()
-                except OSError:
-                    self._give_up()
-                    raise
-                finally:
-                    self._writing.release()
+        self._heard.append(event)
+        self._look(event)
+
+    def _look(self, _: Event) -> None:
+        if len(self._heard) > _BATCH and not self._lock._is_owned():  # by this very thread, where a destructor struck
+            self._saved(lambda: do_if_free(self._writing_if_free, self._write))
 
     def flush(self) -> None:
         """Write what there is, and an end: the file is a complete trace, until the next event."""
-        if self._file.closed or (self._ended and not self._lines):
-            return
-        self._lines.append(_END)
-        try:
-            with self._writing:
-                self._write()
-            self._ended = True
-        except OSError as error:
-            self._give_up()
-            warn(f"{self!r} is incomplete: {error}", RuntimeWarning, stacklevel=2)
+        if not self._file.closed and (self._heard or not self._ended):
+            self._heard.append(_END)
+            self._saved(self._write_all)
 
     def close(self) -> None:
         """Write the rest and close the file; later events are lost. May be called again."""
         self.flush()
         self._give_up()
 
+    def _saved(self, write: Callable[[], object]) -> None:
+        try:
+            write()
+        except OSError as error:
+            self._give_up()
+            warn(f"{self!r} is incomplete: {error}", RuntimeWarning, stacklevel=outside())
+
+    def _write_all(self) -> None:
+        with self._writing:
+            self._write()
+            self._ended = True
+
     def _write(self) -> None:
-        count = len(self._lines)  # other threads append meanwhile
-        self._size = 0
-        text = "".join(self._lines[:count]).encode()
-        data = gzip.compress(text, _LEVEL, mtime=0) if self._zip else text
-        del self._lines[:count]
-        self._ended = False
         if self._file.closed or os.getpid() != self._process:  # a fork: the file is its parent's
+            self._heard.clear()
             return
-        rest = memoryview(data)
-        while rest:
-            rest = rest[self._file.write(rest) :]
+        self._write_data()
+        heard = self._heard[:]  # others add to it meanwhile
+        count = len(heard)
+        text = "".join(map(self._line, heard)).encode()
+        data = memoryview(gzip.compress(text, _LEVEL, mtime=0) if self._zip else text)
+        self._ended = False
+        self._start, self._data = self._start + self._data.nbytes, data  # no interrupt comes between these two lines
+        del self._heard[:count]
+        self._write_data()
+
+    def _write_data(self) -> None:
+        """Go on where the file ends, or in a pipe, which does not know its length, behind what is known to be in it."""
+        place = self._file.tell if self._file.seekable() else lambda: self._written
+        while (done := place() - self._start) < self._data.nbytes:
+            self._written += self._file.write(self._data[done:])
+
+    def _line(self, heard: Event | str) -> str:
+        if isinstance(heard, str):
+            return heard
+        write = _LINES.get(type(heard))
+        if write is None:  # of a type that says nothing about the program
+            return ""
+        line = write(heard)
+        if type(heard) is Performed and heard.thread:
+            number = self._threads.setdefault(heard.thread, len(self._threads))
+            if number:  # mostly there is one
+                return f'{line[:-2]},"thread":{number}}}\n'
+        return line
 
     def _give_up(self) -> None:
-        self._lines.clear()
+        self._heard.clear()
         self._file.close()
 
     def __repr__(self) -> str:

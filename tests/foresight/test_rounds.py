@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import recompute as rc
+from interrupts import Tracing, delivered, modules_in
 from lib.programs import Interpreter, Observation, Program, difference
 from lib.strategies import RELEASES, programs, steps
 from recompute.extend import Settings
@@ -312,3 +313,41 @@ def test_each_item_is_a_round() -> None:
     assert by_item == marked
     assert state.startswith("following")
     check_invariants(cache)
+
+
+@pytest.mark.parametrize("marked", [True, False])
+def test_foresight_goes_on_after_an_interrupt(marked: bool) -> None:
+    """Wherever it strikes, results stay right, and a plan is soon followed again."""
+    modules = modules_in("recompute._foresight.rounds")
+
+    def interrupted(at: int) -> Tracing:
+        clock = ManualClock()
+        cache = rc.Cache(1800, clock=clock, settings=QUICK)
+        tracing = Tracing(modules)
+        tracing.arm(at)
+
+        def one() -> None:
+            with cache, cache.iteration() if marked else nullcontext():
+                assert chain(cache, 60, clock) == 62 + sum(range(2, 62))
+
+        try:
+            with tracing.on():
+                for _ in range(5):
+                    one()
+        except KeyboardInterrupt:
+            assert at
+        delivered(cache)  # it may have struck in a destructor
+        for _ in range(24):
+            one()
+            if cache.stats().foresight.startswith("following"):
+                break
+        else:
+            raise AssertionError(f"{tracing.where}: {cache.stats().foresight}")
+        assert cache.stats().peak <= 1800
+        check_invariants(cache)
+        return tracing
+
+    places = interrupted(0).crossings
+    assert places > 500
+    for at in range(1, places, places // 40):
+        interrupted(at)

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 import recompute as rc
+from interrupts import Tracing, modules_in
 from lib.vectors import vector
 from recompute._engine.events import Accessed, Added, Event, Evicted, Performed
 from recompute._traces.write import Recorder, write
@@ -345,3 +346,74 @@ def test_events_are_read_as_they_were_told(tmp_path: Path) -> None:
     path.write_text('{"INSTRUCTION": "CONSTANT", "NAME": "x"}\n')
     with pytest.raises(TraceError, match=r"run\.jsonl\.gz:1: this line is no event"):
         list(recorded_events(path))
+
+
+@pytest.mark.parametrize("name", ["run.jsonl", "run.jsonl.gz"])
+def test_no_interrupt_spoils_a_trace(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wherever one strikes while events are written, every operation is in the file, once."""
+    monkeypatch.setattr("recompute._traces.write._BATCH", 20)
+    path = tmp_path / name
+
+    def interrupted(at: int) -> int:
+        tracing = Tracing(modules_in("recompute._traces.write"))
+        tracing.arm(at)
+        with rc.Cache(2_000, trace=path) as cache:
+            values: list[Any] = []
+            try:
+                with tracing.on():
+                    values += (rc.ap(bytes, 50) for _ in range(20))
+                    values.pop(3)
+                    cache.flush()
+            except KeyboardInterrupt:
+                assert at
+            values += [rc.ap(bytes, 60) for _ in range(5)]
+            values[0].get()
+        assert len(read(path).calls) == cache.stats().operations
+        return tracing.crossings
+
+    places = interrupted(0)
+    assert places > 200
+    for at in range(1, places + 1, max(1, places // 150)):
+        interrupted(at)
+        gc.collect()  # the cache of a run that was interrupted, so that none is destroyed in the next one
+
+
+def test_an_interrupt_in_a_listener_keeps_no_event_from_others(tmp_path: Path) -> None:
+    """Those that come after it hear of it as if nothing had happened."""
+    path = tmp_path / "run.jsonl"
+    left = [1, 1, 1]
+
+    def interrupt(event: Event) -> None:
+        if left and isinstance(event, Performed):
+            left.pop()
+            raise KeyboardInterrupt
+
+    cache = rc.Cache()
+    cache.subscribe(interrupt)
+    recorder = Recorder(path, {})
+    recorder.listen(cache)
+    with cache:
+        for number in range(6):
+            try:
+                rc.ap(vector, number)
+            except KeyboardInterrupt:
+                continue
+    cache.stats()
+    recorder.close()
+    assert not left
+    assert len(read(path).calls) == 6
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no named pipes on this system")
+def test_a_pipe(tmp_path: Path) -> None:
+    """A trace may go to another program as it is written."""
+    pipe, copy = tmp_path / "pipe.jsonl", tmp_path / "run.jsonl"
+    os.mkfifo(pipe)
+    reader = Thread(target=lambda: copy.write_bytes(pipe.read_bytes()))
+    reader.start()
+    recorder = Recorder(pipe, {})
+    for number in range(20_000):
+        recorder(Accessed(float(number), 0, number))
+    recorder.close()
+    reader.join()
+    assert [line["value"] for line in lines(copy)[1:-1]] == list(range(20_000))

@@ -39,7 +39,6 @@ from recompute_torch._compile.partition import (
     TooSmall,
     Watched,
     as_before,
-    cost,
     extracted,
     keep_scheduled,
     saved,
@@ -100,7 +99,7 @@ class _Splits:
         self.least = min([*(plan.peak for plan in known), *(choice.peak for choice in new)], default=None)
         fitting = [plan for plan in known if plan.peak <= allowed]
         if fitting:
-            new.append(self._remembered(min(fitting, key=lambda plan: cost(self.joint, plan.order))))
+            new.append(self._remembered(min(fitting, key=lambda plan: self.joint.program.cost_of(plan.order))))
         yield from sorted(new, key=lambda choice: choice.cost)
         if allowed >= floor(self.joint, repeats=False).nbytes:
             for ratio in _RATIOS:

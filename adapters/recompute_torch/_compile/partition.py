@@ -95,7 +95,7 @@ class Partitioner:
         plan.planned, plan.saved = planners.peak(emitted.program), saved(emitted)
         plan.operators = len(joint.calls)
         plan.again = repeated(joint, order)
-        took = cost(joint, order)
+        took = joint.program.cost_of(order)
         plan.overhead = took / (joint.program.model_time or 1.0)
         plan.work = took * joint.program.unit
         plan.flops = self.flops(joint, order)
@@ -143,7 +143,9 @@ class Partitioner:
                     continue
                 peak = planners.peak(self._emitted(joint, Emission(joint, plan.order)).program)
                 if peak <= budget:
-                    return KnownPlan(tuple(plan.order), peak, cost(joint, plan.order), self.flops(joint, plan.order))
+                    return KnownPlan(
+                        tuple(plan.order), peak, joint.program.cost_of(plan.order), self.flops(joint, plan.order)
+                    )
         return None
 
     def least(self, joint: Joint, allowed: int) -> int:
@@ -171,11 +173,6 @@ class Partitioner:
     def _emitted(self, joint: Joint, emission: Emission) -> Joint:
         """What was emitted, read again."""
         return self._read(emission.graph, joint.results, as_before(self._prices, emission))
-
-
-def cost(joint: Joint, order: Iterable[int]) -> float:
-    """Of all runs, in the unit of the program."""
-    return sum([joint.program.calls[number].cost for number in order])
 
 
 def as_before(prices: Prices, emission: Emission) -> Callable[[fx.Node], Price]:
