@@ -101,10 +101,11 @@ def leave(cache: Cache) -> None:
         else:
             _left[get_ident()] = [*_left.get(get_ident(), ()), cache]
         return
-    around = list(_entered.get())
+    around = _entered.get()
     if cache in around:  # else it was entered in another thread or task
-        del around[-1 - around[::-1].index(cache)]
-        _change(tuple(around), tuple(around))
+        place = len(around) - 1 - around[::-1].index(cache)
+        left = around[:place] + around[place + 1 :]
+        _change(left, left)
 
 
 def is_entered(cache: Cache) -> bool:

@@ -287,11 +287,13 @@ class _Table:
                 self.entries[key] = made
                 self.used(key)
             while most is not None and len(self.entries) > most:
-                oldest = next((key for key, entry in self.entries.items() if type(entry) is not _Pending), None)
-                if oldest is None:
+                for oldest, entry in self.entries.items():
+                    if type(entry) is not _Pending:
+                        gone.append((oldest, entry))
+                        del self.entries[oldest]
+                        break
+                else:
                     break
-                gone.append((oldest, self.entries.pop(oldest)))
-                del oldest
         del gone  # without the lock
 
     def after_fork(self) -> None:

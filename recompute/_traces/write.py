@@ -86,7 +86,7 @@ class Recorder:
         }
         self._heard: list[Event | str] = [json.dumps(header, default=str) + "\n"]  # events, and lines
         self._threads: dict[int, int] = {}
-        self._data = memoryview(b"")  # on its way into the file, where it begins at
+        self._rest = memoryview(b"")  # on its way into the file, where it begins at
         self._start = self._written = 0
         self._ended = False
 
@@ -130,21 +130,21 @@ class Recorder:
         if self._file.closed or os.getpid() != self._process:  # a fork: the file is its parent's
             self._heard.clear()
             return
-        self._write_data()
+        self._write_rest()
         heard = self._heard[:]  # others add to it meanwhile
         count = len(heard)
         text = "".join(map(self._line, heard)).encode()
         data = memoryview(gzip.compress(text, _LEVEL, mtime=0) if self._zip else text)
         self._ended = False
-        self._start, self._data = self._start + self._data.nbytes, data  # no interrupt comes between these two lines
+        self._start, self._rest = self._start + self._rest.nbytes, data  # no interrupt comes between these two lines
         del self._heard[:count]
-        self._write_data()
+        self._write_rest()
 
-    def _write_data(self) -> None:
+    def _write_rest(self) -> None:
         """Go on where the file ends, or in a pipe, which does not know its length, behind what is known to be in it."""
         place = self._file.tell if self._file.seekable() else lambda: self._written
-        while (done := place() - self._start) < self._data.nbytes:
-            self._written += self._file.write(self._data[done:])
+        while (done := place() - self._start) < self._rest.nbytes:
+            self._written += self._file.write(self._rest[done:])
 
     def _line(self, heard: Event | str) -> str:
         if isinstance(heard, str):
