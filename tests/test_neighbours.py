@@ -303,6 +303,22 @@ def test_what_left_before_a_cost_was_asked_for_counts_beyond_the_reach_of_a_walk
     assert tape.neighbours("t199" if side == "above" else "t0") == 198.0
 
 
+@given(st.integers(2, 12), st.integers(1, 42))
+def test_branches_beyond_the_reach_of_a_walk_are_not_grossly_underestimated(branches: int, length: int) -> None:
+    """Long chains that meet in one value: it is known to be at least a quarter as dear as all of them."""
+    tape = Tape(policy="default")
+    tape.op("source")
+    for branch in range(branches):
+        for number in range(length):
+            tape.op(f"{branch}, {number}", f"{branch}, {number - 1}" if number else "source")
+    tape.op("end", *(f"{branch}, {length - 1}" for branch in range(branches)))
+    for number in range(length):
+        for branch in range(branches):
+            tape.neighbours(f"{branch}, {number}")
+            tape.evict(f"{branch}, {number}")
+    assert branches * length / 4 <= tape.neighbours("end") <= branches * length
+
+
 def test_a_repriced_operation_changes_its_component() -> None:
     """When a second run turns out cheaper, so does what the neighbours see."""
     tape = Tape()

@@ -52,9 +52,11 @@ cdef class Needs(Neighbourhood):
     cdef long long _begin(self, Storage storage) except? -1
     @cython.locals(
         cost=double, walk="long long", path=list, ends=list, visited=Storage, value=Value, operation=Operation,
-        argument=Value, ancestor=Storage,
+        argument=Value, ancestor=Storage, front=list, segment=tuple,
     )
     cdef tuple _walk_up(self, Storage storage)
+    @cython.locals(cost=double, walk="long long", path=list, visited=Storage, ancestor=Storage)
+    cdef tuple _checked(self, tuple segment, Storage storage)
     @cython.locals(
         cost=double, unneeded=double, walk="long long", path=list, ends=list, visited=Storage, needs=dict,
         descendants=list, stride=Py_ssize_t, descendant=Storage,

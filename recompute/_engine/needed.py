@@ -31,6 +31,12 @@ if TYPE_CHECKING:
 _REACH: Final = 32
 """How many evicted storages a walk visits before it extrapolates."""
 
+_FAR: Final = 512
+"""How many a walk visits that checks such an extrapolation over several branches."""
+
+_GROSSLY: Final = 4.0
+"""Times the extrapolated cost: what is more than that counts instead."""
+
 _WIDE: Final = 256
 """Where more operations take a value, a walk looks at a sample of at least half as many."""
 
@@ -342,8 +348,30 @@ class Needs(Neighbourhood):
                             elif argument.operation is not None:
                                 ends.append(ancestor)
             if len(path) > self.reach:
-                return self._extrapolate(_UP, cost, path[path.index(visited) + 1 :], walk)
+                front = path[path.index(visited) + 1 :]
+                segment = self._extrapolate(_UP, cost, front, walk)
+                return self._checked(segment, storage) if len(front) > 1 and self.keeps else segment
         return cost, tuple(ends[:_ENDS])
+
+    def _checked(self, segment: Segment, storage: Storage) -> Segment:
+        """The segment above a storage, with the cost that a longer walk finds if it is grossly higher.
+
+        Where branches meet, the dearest one says little of all of them: half a program once depended on a value that
+        seemed cheap. Twice as much is no reason to doubt it, though: some ancestors are evicted for others as well.
+        """
+        cost = 0.0
+        walk = self._begin(storage)
+        path = [storage]
+        for visited in path:  # grows
+            for ancestor in above(visited):
+                if ancestor.seen != walk:
+                    ancestor.seen = walk
+                    if ancestor.dropped:
+                        cost += ancestor.cost
+                        path.append(ancestor)
+            if len(path) > _FAR:
+                break
+        return (cost, segment[1]) if cost > _GROSSLY * segment[0] else segment
 
     def _walk_down(self, storage: Storage) -> tuple[Segment, float]:
         """The needed evicted descendants, and the cost of the unneeded evicted storages made from it in one step."""
