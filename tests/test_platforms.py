@@ -68,4 +68,6 @@ def test_adapters(package: str) -> None:
     if framework and find_spec(framework) is None:
         pytest.skip(f"{framework} is not installed")
     left = ("recompute_torch.lightning", "recompute_torch.transformers", "recompute_torch.accelerate")
+    if find_spec("diffrax") is None:
+        left += ("recompute_jax.diffrax",)
     assert int(run(package, [framework] if framework else [], left)) >= 1
