@@ -17,6 +17,7 @@ from io import FileIO
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final
 
+from recompute._interrupts import is_interrupt
 from recompute._locks import RLock, do_if_free, gate, gate_if_free
 from recompute._traces.recorded import HEADER, VERSION
 from recompute.events import (
@@ -117,7 +118,9 @@ class Recorder:
     def _saved(self, write: Callable[[], object]) -> None:
         try:
             write()
-        except OSError as error:
+        except Exception as error:  # a full disk, mostly
+            if is_interrupt(error):
+                raise
             self._give_up()
             warn(f"{self!r} is incomplete: {error}", RuntimeWarning, stacklevel=outside())
 

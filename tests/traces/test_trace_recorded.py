@@ -280,6 +280,25 @@ def test_a_full_disk_is_a_warning(count: int) -> None:
     assert cache.stats().operations == count
 
 
+def test_what_cannot_be_written_as_text_ends_a_trace(tmp_path: Path) -> None:
+    """With one warning; nothing is kept of the events that come after it."""
+    recorder = Recorder(tmp_path / "run.jsonl", {})
+    cache = rc.Cache()
+    recorder.listen(cache)
+
+    def get(times: int) -> None:
+        for _ in range(times):
+            kept.get()
+
+    with cache:
+        kept = rc.ap(str, 1)
+        recorder._heard.append("\udcff")  # half of a character
+        with pytest.warns(RuntimeWarning, match="is incomplete"):
+            get(10_000)
+        get(20_000)
+    assert len(recorder._heard) < 10_000
+
+
 def test_a_trace_changes_nothing(tmp_path: Path) -> None:
     """Statistics and decisions are those of the run without one."""
 
