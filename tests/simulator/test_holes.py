@@ -36,7 +36,7 @@ def test_the_default_works_where_the_published_policy_has_holes() -> None:
         ("resnet32", 0.116),
         pytest.param("transformer", 0.126, marks=pytest.mark.slow),
         pytest.param("treelstm", 0.062, marks=pytest.mark.slow),
-        pytest.param("unroll_gan", 0.134, marks=pytest.mark.slow),
+        pytest.param("unroll_gan", 0.138, marks=pytest.mark.slow),
     ],
 )
 def test_once_a_budget_works_all_larger_ones_do(trace: str, least: float) -> None:
