@@ -18,7 +18,7 @@ ROOT: Final = Path(__file__).parents[1]
 HOUSE: Final = ROOT / "recompute"
 LOOSE: Final = {
     **dict.fromkeys(
-        "_form _cython _errors _interrupts _budget text _workers _terminal _background _live".split(), "base"
+        "_form _cython _errors _interrupts _locks _budget text _workers _terminal _background _live".split(), "base"
     ),
     **dict.fromkeys(("recompute", "__main__", "planners", "simulator", "traces", "pictures"), "package"),
 }
