@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import re
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from types import CodeType, GetSetDescriptorType, MemberDescriptorType, MethodType
-from typing import Any, Final
+from types import GetSetDescriptorType, MemberDescriptorType, MethodType
+from typing import Any
 
 from recompute._budget import bytes_or_peak, bytes_or_share, format_bytes, parse_budget
 from recompute._interrupts import is_interrupt
@@ -205,34 +203,6 @@ def _is_ours(found: Any) -> bool:
 def qualified(name: str) -> str:
     """A qualified name without the noise."""
     return name.replace(".<locals>", "")
-
-
-_MOST: Final = 4096
-_OURS: Final = os.path.dirname(os.path.abspath(__file__)) + os.sep
-_ADAPTER: Final = re.compile(r"[/\\]recompute_[a-z]+[/\\]")
-
-_known: Final[dict[tuple[int, int], tuple[CodeType, str]]] = {}  # the code is kept, so that its identity stays its own
-
-
-def line_of(code: CodeType, instruction: int) -> int:
-    """The line that an instruction belongs to."""
-    lines = [line for start, _, line in code.co_lines() if line is not None and start <= instruction]
-    return lines[-1] if lines else code.co_firstlineno
-
-
-def place_of(code: CodeType | None, instruction: int) -> str:
-    """`file:line`; empty if it is not known, or in this library or an adapter: the user has no such line."""
-    if code is None:
-        return ""
-    key = id(code), instruction
-    known = _known.get(key)
-    if known is None:
-        if len(_known) >= _MOST:
-            _known.clear()
-        name = code.co_filename
-        ours = name.startswith(_OURS) or _ADAPTER.search(name) is not None
-        known = _known[key] = code, "" if ours or name == "<trace>" else f"{name}:{line_of(code, instruction)}"
-    return known[1]
 
 
 def warn(message: str, category: type[Warning], stacklevel: int = 1) -> None:

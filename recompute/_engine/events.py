@@ -8,8 +8,12 @@ of all operation costs so far). Storages are known by number, in order of creati
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import MISSING, dataclass, field, fields
+from functools import wraps
+from types import FunctionType
 from typing import Literal
+
+from recompute._engine.functions import initializer
 
 Reason = Literal["pressure", "release", "request"]
 
@@ -162,3 +166,9 @@ class Foresaw(Event):
 
 
 Listener = Callable[[Event], None]
+
+if not isinstance(initializer, FunctionType):  # compiled: an interrupt while an event is made would lose it
+    for kind in Event.__subclasses__():
+        own = fields(kind)
+        known = {one.name: one.default for one in own if one.default is not MISSING}
+        kind.__init__ = wraps(kind.__init__)(initializer(tuple([one.name for one in own]), known))  # type: ignore[method-assign]

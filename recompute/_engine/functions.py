@@ -5,6 +5,8 @@ A function whose code is replaced later is known as it was first seen.
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Iterable
 from types import CellType, CodeType, FunctionType
 from typing import Any, Final
@@ -113,3 +115,51 @@ def content(cell: CellType, empty: Any) -> Any:
         return cell.cell_contents
     except ValueError:
         return empty
+
+
+def initializer(names: tuple[str, ...], defaults: dict[str, Any]) -> Any:
+    """The `__init__` of a frozen dataclass of these fields; compiled, no signal is looked for as it runs."""
+    put = object.__setattr__
+
+    def __init__(self: Any, *given: Any, **named: Any) -> None:
+        count = len(given)
+        if count > len(names) or not named.keys() <= set(names[count:]):
+            raise TypeError(f"{type(self).__name__} takes {', '.join(names)}, each once")
+        for place, name in enumerate(names):
+            if place < count:
+                put(self, name, given[place])
+            elif name in named:
+                put(self, name, named[name])
+            elif name in defaults:
+                put(self, name, defaults[name])
+            else:
+                raise TypeError(f"{type(self).__name__} needs {name}")
+
+    return __init__
+
+
+_OURS: Final = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+_ADAPTER: Final = re.compile(r"[/\\]recompute_[a-z]+[/\\]")
+
+_places: Final[dict[tuple[int, int], tuple[CodeType, str]]] = {}  # the code is kept, so that its identity stays its own
+
+
+def line_of(code: CodeType, instruction: int) -> int:
+    """The line that an instruction belongs to."""
+    lines = [line for start, _, line in code.co_lines() if line is not None and start <= instruction]
+    return lines[-1] if lines else code.co_firstlineno
+
+
+def place_of(code: CodeType | None, instruction: int) -> str:
+    """`file:line`; empty if it is not known, or in this library or an adapter: the user has no such line."""
+    if code is None:
+        return ""
+    key = id(code), instruction
+    known = _places.get(key)
+    if known is None:
+        if len(_places) >= _MOST:
+            _places.clear()
+        name = code.co_filename
+        ours = name.startswith(_OURS) or _ADAPTER.search(name) is not None
+        known = _places[key] = code, "" if ours or name == "<trace>" else f"{name}:{line_of(code, instruction)}"
+    return known[1]

@@ -11,9 +11,10 @@ from types import CodeType
 from typing import TYPE_CHECKING, Any, Final, Literal
 from weakref import getweakrefs, ref
 
+from recompute._engine.functions import line_of
 from recompute._engine.states import COMING
 from recompute._policy.candidate import Candidate
-from recompute.text import line_of, name_of
+from recompute.text import name_of
 
 if TYPE_CHECKING:
     from recompute._engine.device_tiers import Copy

@@ -85,8 +85,11 @@ class Journal:
         try:
             for listener, wall in listeners:
                 told += 1
-                with wall:
+                try:
                     listener(event)
+                except BaseException as error:
+                    if not wall.stops(error):
+                        raise
         except BaseException:
             if told < len(listeners):
                 self.events.appendleft(partial(self._tell_of, event, listeners[told:]))

@@ -15,6 +15,7 @@ from recompute._adapters.adapter import Misfit, fingerprint, kinds
 from recompute._adapters.result_sizes import MOST_BYTES, checked_size, sizeof_result
 from recompute._engine.arguments import Outputs
 from recompute._engine.events import Performed
+from recompute._engine.functions import place_of
 from recompute._engine.graph import Operation, Options, Reference, Storage, Value, copy_of, remains_of
 from recompute._engine.journal import Journal
 from recompute._engine.memory import Made, Memory, shared_storage
@@ -22,7 +23,6 @@ from recompute._engine.meter import Meter
 from recompute._engine.pool import Pool
 from recompute._engine.states import DROPPED, FORGOTTEN
 from recompute._engine.verify import Fingerprints
-from recompute.text import place_of
 
 if cython.compiled:
     import cython  # read by Cython, and never run

@@ -12,11 +12,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from recompute._budget import format_bytes
+from recompute._engine.functions import place_of
 from recompute._engine.graph import Storage
 from recompute._engine.meter import Meter
 from recompute._engine.states import COMING, IN_MEMORY, NAMES
 from recompute._policy.formulas import Policy
-from recompute.text import name_at_rest, place_of, seconds
+from recompute.text import name_at_rest, seconds
 
 if TYPE_CHECKING:
     from recompute._engine.graph import Operation

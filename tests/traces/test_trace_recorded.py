@@ -6,9 +6,11 @@ import gc
 import gzip
 import json
 import os
+import signal
 import subprocess
 import sys
 import warnings
+from contextlib import suppress
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -16,7 +18,7 @@ from typing import Any
 import pytest
 
 import recompute as rc
-from interrupts import Tracing, modules_in
+from interrupts import COMPILED, Tracing, modules_in
 from lib.vectors import vector
 from recompute._engine.events import Accessed, Added, Event, Evicted, Performed
 from recompute._traces.write import Recorder, write
@@ -395,6 +397,40 @@ def test_no_interrupt_spoils_a_trace(tmp_path: Path, name: str, monkeypatch: pyt
     for at in range(1, places + 1, max(1, places // 150)):
         interrupted(at)
         gc.collect()  # the cache of a run that was interrupted, so that none is destroyed in the next one
+
+
+@pytest.mark.skipif(not COMPILED, reason="in the plain form a signal can come between a change and its event")
+@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="there are no timers on this system")
+def test_no_signal_loses_an_event(tmp_path: Path) -> None:
+    """Real ones, whose handler raises, wherever they strike in a run."""
+
+    class Halt(Exception):
+        pass
+
+    def handle(number: int, frame: object) -> None:
+        if armed:
+            armed.clear()
+            raise Halt
+
+    armed: list[bool] = []
+    path = tmp_path / "run.jsonl"
+    cache = rc.Cache(5_000, trace=path)
+    before = signal.signal(signal.SIGALRM, handle)
+    signal.setitimer(signal.ITIMER_REAL, 0.0005, 0.0005)
+    try:
+        for _ in range(300):
+            with suppress(Halt):
+                armed.append(True)
+                while armed:
+                    with cache:
+                        values = [rc.ap(bytes, 500) for _ in range(20)]
+                        for value in values:
+                            value.get()
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    cache.flush()
+    assert len(read(path).calls) == cache.stats().operations
 
 
 def test_an_interrupt_in_a_listener_keeps_no_event_from_others(tmp_path: Path) -> None:
