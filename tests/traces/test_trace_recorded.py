@@ -415,6 +415,8 @@ def test_no_signal_loses_an_event(tmp_path: Path) -> None:
     armed: list[bool] = []
     path = tmp_path / "run.jsonl"
     cache = rc.Cache(5_000, trace=path)
+    with cache:
+        rc.ap(bytes, 500).get()  # what is first asked of a type of payload is Python
     before = signal.signal(signal.SIGALRM, handle)
     signal.setitimer(signal.ITIMER_REAL, 0.0005, 0.0005)
     try:
