@@ -8,9 +8,7 @@ of all operation costs so far). Storages are known by number, in order of creati
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import MISSING, dataclass, field, fields
-from functools import wraps
-from types import FunctionType
+from dataclasses import dataclass, field
 from typing import Literal
 
 from recompute._engine.functions import initializer
@@ -167,8 +165,5 @@ class Foresaw(Event):
 
 Listener = Callable[[Event], None]
 
-if not isinstance(initializer, FunctionType):  # compiled: an interrupt while an event is made would lose it
-    for kind in Event.__subclasses__():
-        own = fields(kind)
-        known = {one.name: one.default for one in own if one.default is not MISSING}
-        kind.__init__ = wraps(kind.__init__)(initializer(tuple([one.name for one in own]), known))  # type: ignore[method-assign]
+for _kind in Event.__subclasses__():  # an interrupt while an event is made would lose it
+    _kind.__init__ = initializer(_kind.__init__)  # type: ignore[method-assign]  # it sets the same fields

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable
+from functools import wraps
 from types import CellType, CodeType, FunctionType
 from typing import Any, Final
 from weakref import ReferenceType, ref
@@ -117,8 +118,10 @@ def content(cell: CellType, empty: Any) -> Any:
         return empty
 
 
-def initializer(names: tuple[str, ...], defaults: dict[str, Any]) -> Any:
-    """The `__init__` of a frozen dataclass of these fields; compiled, no signal is looked for as it runs."""
+def initializer(init: Any) -> Any:
+    """In place of the `__init__` of a frozen dataclass; compiled, no signal is looked for as it runs."""
+    names = init.__code__.co_varnames[1 : init.__code__.co_argcount]
+    defaults = dict(zip(reversed(names), reversed(init.__defaults__ or ()), strict=False))
     put = object.__setattr__
 
     def __init__(self: Any, *given: Any, **named: Any) -> None:
@@ -135,7 +138,7 @@ def initializer(names: tuple[str, ...], defaults: dict[str, Any]) -> Any:
             else:
                 raise TypeError(f"{type(self).__name__} needs {name}")
 
-    return __init__
+    return wraps(init)(__init__)
 
 
 _OURS: Final = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
