@@ -92,7 +92,7 @@ class Recorder:
         self._ended = False
 
     def listen(self, cache: Cache) -> None:
-        """Hear of its events, by a method that no interrupt can cut short, and look after what was heard."""
+        """Hear of its events, by a method that no interrupt can cut short; another listener writes them."""
         cache.subscribe(self._heard.append)
         cache.subscribe(self._look)
 
@@ -144,7 +144,7 @@ class Recorder:
         self._write_rest()
 
     def _write_rest(self) -> None:
-        """Go on where the file ends, or in a pipe, which does not know its length, behind what is known to be in it."""
+        """Continue at the end of the file; a pipe has none to ask for, so there after the bytes that were counted."""
         place = self._file.tell if self._file.seekable() else lambda: self._written
         while (done := place() - self._start) < self._rest.nbytes:
             self._written += self._file.write(self._rest[done:])
