@@ -375,15 +375,8 @@ class Cache:
 
         return View(self, every)
 
-    def __enter__(self) -> Cache:
-        self._log.look(self.subscribe)
-        _context.enter(self)
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        _context.leave(self)
-        if self._record is not None and not _context.is_entered(self):
-            self.flush()
+    __enter__ = _context.enter_block
+    __exit__ = _context.leave_block
 
     def _start_recording(self, trace: str | os.PathLike[str]) -> Recorder:
         from recompute._traces.write import Recorder, settings_of

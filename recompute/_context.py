@@ -1,4 +1,7 @@
-"""The current cache: the innermost `with cache:` of this thread or task, else the default one."""
+"""The current cache: the innermost `with cache:` of this thread or task, else the default one.
+
+Compiled, a block is entered and left without a look for signals in between: none leaves its cache current.
+"""
 
 from __future__ import annotations
 
@@ -8,13 +11,15 @@ from contextvars import ContextVar
 from gc import collect
 from threading import get_ident
 from types import FrameType
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 from weakref import WeakKeyDictionary
 
 from recompute.text import outside, warn
 
 if TYPE_CHECKING:
     from recompute._cache import Cache
+
+T = TypeVar("T")
 
 _entered: Final[ContextVar[tuple[Cache, ...]]] = ContextVar("recompute_entered", default=())
 _default: list[Cache] = []
@@ -81,7 +86,31 @@ def is_default(cache: Cache) -> bool:
     return cache in _default
 
 
+def enter_block(cache: Cache) -> Cache:
+    """`Cache.__enter__`."""
+    cache._log.look(cache.subscribe)
+    enter(cache)
+    return cache
+
+
+def leave_block(cache: Cache, *exception: object) -> None:
+    """`Cache.__exit__`; what is recorded is a complete file when the outermost block ends."""
+    leave(cache)
+    if cache.trace is not None and not is_entered(cache):
+        cache.flush()
+
+
+def within(cache: Cache, function: Callable[..., T], *arguments: Any) -> T:
+    """What a function gives in a block of this cache that no recording sees."""
+    enter(cache)
+    try:
+        return function(*arguments)
+    finally:
+        leave(cache)
+
+
 def enter(cache: Cache) -> None:
+    """Make it the innermost one."""
     if _unentered:
         _unentered.pop(cache, None)
     inner = _inner()

@@ -46,6 +46,7 @@ MODULES = (
     "recompute._engine.runs",
     "recompute._engine.engine",
     "recompute._engine.requests",
+    "recompute._context",
     "recompute._handle",
     "recompute._foresight.repetition",
 )

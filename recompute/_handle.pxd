@@ -1,6 +1,7 @@
 cimport cython
 
 from recompute._adapters.kind cimport Kind, Kinds
+from recompute._context cimport current_cache
 from recompute._engine.arguments cimport pack
 from recompute._engine.arguments cimport bound
 from recompute._engine.engine cimport Engine

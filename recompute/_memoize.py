@@ -114,11 +114,7 @@ class Memoized(Generic[P, R_co]):
     def _call(self, cache: Cache, args: tuple[Any, ...], kwargs: dict[str, Any], caller: FrameType) -> Any:
         if self._cache is None and _context.current_cache() is cache:
             return apply_at(self.__wrapped__, args, kwargs, 1, None, caller, Recomputable)
-        _context.enter(cache)
-        try:
-            return apply_at(self.__wrapped__, args, kwargs, 1, None, caller, Recomputable)
-        finally:
-            _context.leave(cache)
+        return _context.within(cache, apply_at, self.__wrapped__, args, kwargs, 1, None, caller, Recomputable)
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         return self if instance is None else MethodType(self, instance)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dis
+import gc
 import importlib
 import pkgutil
 import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import wraps
 from inspect import isclass
 from types import CodeType, FrameType, FunctionType, ModuleType
@@ -235,3 +236,28 @@ class Storm:
                 self.strikes += 1
                 raise self._error
             frame = frame.f_back
+
+
+def struck(work: Callable[[], object], times: int, seconds: float, error: type[BaseException]) -> Iterator[int]:
+    """Do the work again and again until a real signal, whose handler raises, strikes in it; yields so many times."""
+
+    def handle(number: int, frame: object) -> None:
+        if armed:
+            armed.clear()
+            raise error
+
+    armed: list[bool] = []
+    before = signal.signal(signal.SIGALRM, handle)
+    callbacks, gc.callbacks[:] = gc.callbacks[:], []  # what is raised in those of others reaches nobody
+    signal.setitimer(signal.ITIMER_REAL, seconds, seconds)
+    try:
+        for number in range(times):
+            with suppress(error):
+                armed.append(True)
+                while armed:
+                    work()
+            yield number
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        gc.callbacks[:] = callbacks
+        signal.signal(signal.SIGALRM, before)

@@ -22,7 +22,18 @@ from weakref import WeakSet
 import pytest
 
 import recompute as rc
-from interrupts import Interrupts, Storm, Tracing, delivered, enough, holders_in, in_plain, modules_in
+from interrupts import (
+    COMPILED,
+    Interrupts,
+    Storm,
+    Tracing,
+    delivered,
+    enough,
+    holders_in,
+    in_plain,
+    modules_in,
+    struck,
+)
 from lib.programs import (
     Apply,
     Budget,
@@ -627,26 +638,34 @@ def test_no_signal_leaves_a_lock_acquired(way: str) -> None:
     lock: Any = extend.RLock()
     ways = {"lock": lock, "gate": gate(lock.__enter__, lock.__exit__), "if free": gate_if_free(lock)}
     entered = ways[way]
-    armed: list[bool] = []
 
-    def handle(number: int, frame: object) -> None:
-        if armed:
-            armed.clear()
-            raise Halt
+    def work() -> None:
+        with entered:
+            pass
 
-    before = signal.signal(signal.SIGALRM, handle)
-    signal.setitimer(signal.ITIMER_REAL, 0.0001, 0.0001)
-    try:
-        for _ in range(300):
-            with suppress(Halt):
-                armed.append(True)
-                while armed:
-                    with entered:
-                        pass
-            assert not lock._is_owned()
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
+    for _ in struck(work, 300, 0.0001, Halt):
+        assert not lock._is_owned()
+
+
+@pytest.mark.skipif(not COMPILED, reason="in the plain form a signal can come before a block has been left")
+@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="there are no timers on this system")
+def test_no_signal_leaves_a_cache_current() -> None:
+    """Wherever it strikes as a block is entered and left, and as a memoized function runs in its own cache."""
+
+    @rc.memoize(cache=rc.Cache())
+    def own(number: int) -> int:
+        return number
+
+    def work() -> None:
+        with cache:
+            pass
+        own(len(numbers))
+        numbers.append(0)
+
+    numbers: list[int] = []
+    cache, before = rc.Cache(), rc.current_cache()
+    for _ in struck(work, 300, 0.0001, Halt):
+        assert rc.current_cache() is before
 
 
 @in_plain  # compiled, nothing else can stand for a value

@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 import warnings
-from contextlib import suppress
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -18,7 +17,7 @@ from typing import Any
 import pytest
 
 import recompute as rc
-from interrupts import COMPILED, Tracing, modules_in
+from interrupts import COMPILED, Tracing, modules_in, struck
 from lib.vectors import vector
 from recompute._engine.events import Accessed, Added, Event, Evicted, Performed
 from recompute._traces.write import Recorder, write
@@ -407,30 +406,18 @@ def test_no_signal_loses_an_event(tmp_path: Path) -> None:
     class Halt(Exception):
         pass
 
-    def handle(number: int, frame: object) -> None:
-        if armed:
-            armed.clear()
-            raise Halt
+    def work() -> None:
+        with cache:
+            values = [rc.ap(bytes, 500) for _ in range(20)]
+            for value in values:
+                value.get()
 
-    armed: list[bool] = []
     path = tmp_path / "run.jsonl"
     cache = rc.Cache(5_000, trace=path)
     with cache:
         rc.ap(bytes, 500).get()  # what is first asked of a type of payload is Python
-    before = signal.signal(signal.SIGALRM, handle)
-    signal.setitimer(signal.ITIMER_REAL, 0.0005, 0.0005)
-    try:
-        for _ in range(300):
-            with suppress(Halt):
-                armed.append(True)
-                while armed:
-                    with cache:
-                        values = [rc.ap(bytes, 500) for _ in range(20)]
-                        for value in values:
-                            value.get()
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
+    for _ in struck(work, 300, 0.0005, Halt):
+        pass
     cache.flush()
     assert len(read(path).calls) == cache.stats().operations
 
