@@ -12,8 +12,8 @@ from recompute._cli.output import CommandError, print_json, print_list, print_te
 from recompute._cli.points import cell, jobs_of, percent, print_overheads, run_all
 from recompute._pictures.overheads import Floor
 from recompute._simulator.many import cores
+from recompute._simulator.neighbourhoods import knows
 from recompute._simulator.run import Run
-from recompute._simulator.victims import knows
 from recompute._traces.program import Program
 from recompute.policies import ReleaseMode, policy_of
 from recompute.text import seconds

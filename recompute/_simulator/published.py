@@ -22,8 +22,9 @@ from typing import Literal
 from recompute import events
 from recompute._budget import Limits
 from recompute._interrupts import is_interrupt
+from recompute._policy.search import candidates
+from recompute._simulator.neighbourhoods import NEIGHBOURHOODS, Operation, Pool, Storage, Value
 from recompute._simulator.run import Thrashing
-from recompute._simulator.victims import NEIGHBOURHOODS, Operation, Pool, Storage, Value, candidates
 from recompute._traces.program import Call, Program
 from recompute.policies import Policy, ReleaseMode, Search
 from recompute.text import outside, warn

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import ClassVar, get_args
 
 from recompute._cache import limits_of
-from recompute._simulator import victims
+from recompute._simulator.neighbourhoods import Value, knows
 from recompute._simulator.published import Machine, OutOfMemory
 from recompute._simulator.replay import Replay
 from recompute._simulator.run import Counts, Status, StepLoop
@@ -33,7 +33,7 @@ class PublishedReplay(StepLoop):
         if release not in get_args(ReleaseMode):
             raise ValueError(f"unknown release mode {release!r}; choose from {', '.join(get_args(ReleaseMode))}")
         chosen, how = policy_of(policy), search_of(search)  # type: ignore[arg-type]  # names are checked there
-        if not victims.knows(chosen):
+        if not knows(chosen):
             raise ValueError(
                 f"the policy {chosen.name!r} needs the library's machine: the published one does not know it"
             )
@@ -44,7 +44,7 @@ class PublishedReplay(StepLoop):
 
     def _start(self, program: Program) -> None:
         self.program = program
-        self.values: list[victims.Value | None] = [None] * len(program.storages)
+        self.values: list[Value | None] = [None] * len(program.storages)
         self.machine.left = (self._limit - 1) * program.model_time
 
     def counts(self) -> Counts:
@@ -73,12 +73,12 @@ class PublishedReplay(StepLoop):
         self._start(program or self.program)
         return self.run(progress)
 
-    def _value(self, value: int) -> victims.Value:
+    def _value(self, value: int) -> Value:
         made = self.values[value]
         assert made is not None, f"value {value} is used before it is made"
         return made
 
-    def _referred(self, value: int) -> victims.Value:
+    def _referred(self, value: int) -> Value:
         made = self._value(value)
         assert made.referred, f"value {value} is used without a reference"
         return made

@@ -8,11 +8,11 @@ from time import perf_counter
 from typing import Any, Final, Literal, TypedDict, Unpack
 
 from recompute._budget import bytes_or_peak, parse_budget
+from recompute._simulator.neighbourhoods import knows
 from recompute._simulator.published_replay import PublishedReplay, baseline
 from recompute._simulator.replay import Replay
 from recompute._simulator.run import Counts, Run, Status, uncollected
 from recompute._simulator.tier import SimulatedTier
-from recompute._simulator.victims import knows
 from recompute._traces.program import Program
 from recompute.events import Listener
 from recompute.policies import DEFAULT, Policy, ReleaseMode, Search, policy_of

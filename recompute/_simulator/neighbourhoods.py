@@ -1,21 +1,19 @@
-"""The published machine's choice of a victim: storages, evicted neighbourhoods, and the search for the least score.
+"""The published machine's operations, values and storages, and the evicted neighbourhoods of these.
 
-The neighbourhoods are those of section 4.1 of Kirisame et al. (ICLR 2021); the search is exact, or one of the
-approximations of section 5. Ties go to the newest candidate.
+The neighbourhoods are those of section 4.1 of Kirisame et al. (ICLR 2021). The search for the least score, which asks
+for their cost, is that of the library: a leaf, which knows numbers and no cache.
 """
 
 from __future__ import annotations
 
-import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from math import inf, isnan, isqrt
-from operator import itemgetter
 from typing import Final
 
-from recompute._policy.tournament import Tournament
+from recompute._policy.candidate import Around, Candidate
+from recompute._policy.search import Candidates
 from recompute._traces.program import Call
-from recompute.policies import Batch, IgnoreSmall, Nothing, Policy, Sample, Search
+from recompute.policies import Policy
 
 
 @dataclass(eq=False, slots=True)
@@ -48,31 +46,25 @@ class Value:
     pinned: bool = False
 
 
-@dataclass(eq=False, slots=True)
-class Storage:
-    """A buffer that its values share: the unit of eviction."""
+class Storage(Candidate):
+    """A buffer that its values share: the unit of eviction. Its number is that of its first value."""
 
-    number: int
-    """That of its first value."""
-    size: int
-    pool: Pool
-    values: dict[Value, None] = field(default_factory=dict)
-    resident: bool = False
-    locks: int = 0
-    """Operations in flight, pins, and values that are sources."""
-    cost: float = 0.0
-    """Of the operations that make its values, each counted once."""
-    last_access: float = 0.0
-    slot: int = -1
-    """Where the candidates have it; -1: it is none."""
-    above: dict[Storage, int] = field(default_factory=dict)
-    """The storages that its values are made from, and how many are."""
-    below: dict[Storage, int] = field(default_factory=dict)
-    """Those made from it."""
-    evicted_above: dict[Storage, None] = field(default_factory=dict)
-    evicted_below: dict[Storage, None] = field(default_factory=dict)
-    component: Component | None = None
-    """While it is evicted."""
+    __slots__ = ("above", "below", "component", "evicted_above", "evicted_below", "pool", "resident", "values")
+
+    def __init__(self, number: int, size: int, pool: Pool) -> None:
+        self.number = number
+        self.size = size
+        self.pool = pool
+        self.cost = self.last_access = 0.0
+        self.locks = 0  # operations in flight, pins, and values that are sources
+        self.slot = -1
+        self.resident = False
+        self.values: dict[Value, None] = {}
+        self.above: dict[Storage, int] = {}  # the storages that its values are made from, and how many are
+        self.below: dict[Storage, int] = {}  # those made from it
+        self.evicted_above: dict[Storage, None] = {}
+        self.evicted_below: dict[Storage, None] = {}
+        self.component: Component | None = None  # while it is evicted
 
 
 @dataclass(eq=False, slots=True)
@@ -98,23 +90,17 @@ class Pool:
         self.fixed -= size
 
 
-class Neighbourhood:
+class Neighbourhood(Around):
     """The evicted neighbourhood of a storage: this one is always empty.
 
-    The search remembers costs, and must be told of those that fall: `_fell`. Of small falls it need not know, since it
-    works with a lower bound, and asks for the cost of whom it is about to choose.
+    The search remembers costs, and must be told of those that fall: `Candidates.changed`. Of small falls it need not
+    know, since it works with a lower bound, and asks for the cost of whom it is about to choose.
     """
 
     def __init__(self) -> None:
+        super().__init__()
         self.waiting: Operation | None = None
         """The operation that runs for the first time, from before its arguments are there."""
-
-    def cost(self, storage: Storage) -> float:
-        return 0.0
-
-    def lower_bound(self, storage: Storage) -> float:
-        """A bound below which the cost does not fall unless that is told."""
-        return self.cost(storage)
 
     def evicted(self, storage: Storage) -> None:
         """It was evicted just now."""
@@ -324,169 +310,3 @@ NEIGHBOURHOODS: Final[Mapping[str, Callable[[], Neighbourhood]]] = {
 def knows(policy: Policy) -> bool:
     """Whether the published machine can run a policy: not if that looks at a neighbourhood of this library's own."""
     return policy.neighbourhood in NEIGHBOURHOODS
-
-
-class Candidates:
-    """The resident, unlocked storages of a pool, of which none is chosen: every search has its own form."""
-
-    def __init__(self, policy: Policy, neighbourhood: Neighbourhood) -> None:
-        self.policy = policy
-        self.neighbourhood = neighbourhood
-        self.scored = 0
-        """Scores computed so far."""
-        self.storages: list[Storage] = []
-
-    def add(self, storage: Storage) -> None:
-        storage.slot = len(self.storages)
-        self.storages.append(storage)
-
-    def remove(self, storage: Storage) -> None:
-        last = self.storages.pop()
-        if last is not storage:
-            self.storages[storage.slot] = last
-            last.slot = storage.slot
-        storage.slot = -1
-
-    def changed(self, storage: Storage) -> None:
-        """It has become cheaper."""
-
-    def choose(self, now: float) -> Sequence[Storage]:
-        """The storages to evict."""
-        return ()
-
-
-class Scan(Candidates):
-    """Scores all candidates, or a random sample of the square root in size, or those that are not small."""
-
-    def __init__(self, policy: Policy, neighbourhood: Neighbourhood, search: Search) -> None:
-        super().__init__(policy, neighbourhood)
-        self.search = search
-        self.random = random.Random(search.seed) if isinstance(search, Sample) else None
-
-    def choose(self, now: float) -> Sequence[Storage]:
-        scores = [(self._score(storage, now), storage) for storage in self._looked_at()]
-        self.scored += len(scores)
-        if not scores:
-            return ()
-        if not isinstance(self.search, Batch):
-            return (min(scores, key=itemgetter(0))[1],)
-        scores.sort(key=lambda scored: (scored[0], -scored[1].number))
-        least = scores[0][0]
-        most = self.search.factor * least if 0 < least < inf else least
-        return [scores[0][1]] + [storage for score, storage in scores[1:] if score <= most < inf]
-
-    def _looked_at(self) -> Sequence[Storage]:
-        storages = self.storages
-        if self.random is not None and storages:
-            return self.random.sample(storages, isqrt(len(storages) - 1) + 1)
-        if isinstance(self.search, IgnoreSmall):
-            least = self.search.share * sum(storage.size for storage in storages) / max(1, len(storages))
-            return [storage for storage in storages if storage.size >= least]
-        return storages
-
-    def _score(self, storage: Storage, now: float) -> float:
-        around = self.neighbourhood.cost(storage)
-        score = self.policy.score(storage.cost, around, storage.size, now - storage.last_access)
-        try:
-            undefined = isnan(score)
-        except TypeError:
-            raise TypeError(f"the policy {self.policy!r} returned {score!r}: a score is a number") from None
-        if undefined:
-            raise ValueError(f"the policy {self.policy!r} returned nan: a score is a number")
-        return score
-
-
-class Exact(Candidates):
-    """The least score, of equals the newest candidate's, for policies whose 1 / score is a line in staleness.
-
-    A kinetic tournament finds the highest line. Only the slots of what has become cheaper are noted, and set at the
-    next choice: so a line may be too high, never too low. The winner gets its exact one, and is chosen if it still
-    wins.
-    """
-
-    def __init__(self, policy: Policy, neighbourhood: Neighbourhood) -> None:
-        super().__init__(policy, neighbourhood)
-        self._slots: list[Storage | None] = []  # in the order in which they became candidates
-        self._gaps = 0
-        self._changed: set[int] = set()
-        self._tournament: Tournament | None = None
-
-    def add(self, storage: Storage) -> None:
-        storage.slot = len(self._slots)
-        self._slots.append(storage)
-        self._changed.add(storage.slot)
-
-    def remove(self, storage: Storage) -> None:
-        self._slots[storage.slot] = None
-        self._changed.add(storage.slot)
-        storage.slot = -1
-        self._gaps += 1
-        if 2 * self._gaps > len(self._slots) + 64:
-            self._compact()
-
-    def changed(self, storage: Storage) -> None:
-        if storage.slot >= 0:
-            self._changed.add(storage.slot)
-
-    def choose(self, now: float) -> Sequence[Storage]:
-        alone = type(self.neighbourhood) is Neighbourhood
-        tournament = self._update(now)
-        while (slot := tournament.highest(now)) >= 0:
-            storage = self._slots[slot]
-            assert storage is not None
-            known = tournament.line(slot)
-            if alone and known[2] == storage.last_access:
-                return (storage,)
-            line = (*self._line(storage, self.neighbourhood.cost(storage)), storage.last_access)
-            if line == known:
-                return (storage,)
-            tournament.set(slot, *line, now)
-            self._changed.add(slot)  # exact now; for the next choice the lower bound will do
-        return ()
-
-    def _line(self, storage: Storage, around: float) -> tuple[float, float]:
-        """(base, slope) of 1 / score."""
-        self.scored += 1
-        line = self.policy.line(storage.cost, around, storage.size)
-        assert line is not None
-        return line
-
-    def _update(self, now: float) -> Tournament:
-        """The tournament with all that has changed since the last choice."""
-        lower_bound, tournament, slots = self.neighbourhood.lower_bound, self._tournament, len(self._slots)
-        many = len(self._changed) * slots.bit_length() > 3 * slots + 64  # then to build it anew takes less
-        if tournament is None or tournament.capacity < slots or many:
-            self._compact()
-            tournament = self._tournament = Tournament(2 * len(self._slots) + 64)
-            for slot, storage in enumerate(self._slots):
-                assert storage is not None
-                tournament.enter(slot, *self._line(storage, lower_bound(storage)), storage.last_access)
-            tournament.build(len(self._slots), now)
-        else:
-            for slot in self._changed:
-                storage = self._slots[slot]
-                if storage is None:
-                    tournament.clear(slot, now)
-                else:
-                    tournament.set(slot, *self._line(storage, lower_bound(storage)), storage.last_access, now)
-            self._changed.clear()
-        return tournament
-
-    def _compact(self) -> None:
-        """Close the gaps; the tournament must be built again. O(n), after as many changes."""
-        slots = [storage for storage in self._slots if storage is not None]
-        for slot, storage in enumerate(slots):
-            storage.slot = slot
-        self._slots[:] = slots
-        self._gaps = 0
-        self._changed.clear()
-        self._tournament = None
-
-
-def candidates(search: Search, policy: Policy, neighbourhood: Neighbourhood) -> Candidates:
-    """An empty set of them that is searched this way."""
-    if isinstance(policy, Nothing):
-        return Candidates(policy, neighbourhood)
-    if search.name == "exact" and not policy.foreign and policy.line(1.0, 1.0, 1) is not None:
-        return Exact(policy, neighbourhood)
-    return Scan(policy, neighbourhood, search)
