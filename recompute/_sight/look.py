@@ -18,7 +18,7 @@ from recompute._simulator.replay import Numbers
 from recompute._simulator.run import Status
 from recompute._simulator.simulate import simulate
 from recompute._traces.program import Program
-from recompute.events import Added, Event, Evicted, Forgotten, Performed
+from recompute.events import Event, Evicted, Forgotten, Performed
 
 COLUMNS: Final = 300
 """Columns from left to right."""
@@ -65,21 +65,6 @@ class Subject:
         count = ROWS - len(above)
         chosen = {*above, *(equal[at * len(equal) // count] for at in range(count))}
         return [storage for storage in made if storage in chosen]
-
-    def storages_of(self, events: Sequence[Event]) -> dict[int, int]:
-        """Number of a storage in the events of a replay -> storage of the program."""
-        storages: dict[int, int] = {}
-        numbers = Numbers(self.program)
-        for event in events:
-            numbers.hear(event)
-            if isinstance(event, Performed):
-                pairs = [*zip(event.homes, event.results, strict=True)]
-            else:
-                pairs = [(event.storage, event.storage)] if isinstance(event, Added) else []
-            for home, result in pairs:
-                if result in numbers.values:
-                    storages.setdefault(home, self.program.storages[numbers.values[result]])
-        return storages
 
 
 @dataclass(frozen=True)
@@ -137,7 +122,10 @@ def look_at(subject: Subject, budget: Mapping[str, int], *, draw: bool = True, *
 
 def _drawn(look: Look, subject: Subject, events: Sequence[Event]) -> Look:
     end = events[-1].time or 1.0
-    storages = subject.storages_of(events)
+    numbers = Numbers(subject.program)
+    for event in events:
+        numbers.hear(event)
+    storages = numbers.storages
     rows, left_out = _rows(events, storages, subject.shown, end)
     return replace(
         look,

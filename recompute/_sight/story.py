@@ -11,7 +11,7 @@ from recompute._simulator.published_replay import baseline
 from recompute._simulator.replay import Numbers, Replay
 from recompute._simulator.simulate import budgets_of, by_amount
 from recompute._traces.program import Program
-from recompute.events import Added, Event, Performed, Step, Steps
+from recompute.events import Step, Steps
 from recompute.policies import POLICIES
 
 _LOG = 10_000_000
@@ -56,13 +56,13 @@ class Replayed:
                 "program itself, with Cache(log=...), `value.story()` and `cache.why()` tell the same"
             )
         replay = Replay(program, budgets, policy=policy, limit=DEAREST, log=_LOG, **recorded)
-        events: list[Event] = []
-        stop = replay.subscribe(events.append)
+        numbers = Numbers(program)
+        stop = replay.subscribe(numbers.hear)
         self.status = replay.run()
         """"ok", or why it ended early."""
         stop()
         self._cache = replay.cache
-        self._homes = _homes(program, events)
+        self._homes = numbers.homes
         self._replay = replay
 
     def why(self) -> Why:
@@ -113,16 +113,3 @@ class Replayed:
 def _at(place: str, what: str) -> bool:
     """Whether `what` is this place, with less of its path."""
     return bool(place) and (place == what or place.endswith(("/" + what, "\\" + what)))
-
-
-def _homes(program: Program, events: Sequence[Event]) -> dict[int, int]:
-    """Value of the program -> number of its storage in the replay."""
-    homes: dict[int, int] = {}
-    numbers = Numbers(program)
-    for event in events:
-        first = numbers.hear(event)
-        if first is not None and isinstance(event, Performed):
-            homes.update(zip(program.calls[first].results, event.homes, strict=False))
-        elif first is not None and isinstance(event, Added):
-            homes[first] = event.storage
-    return homes

@@ -95,12 +95,15 @@ class _Clock:
 class Rerun:
     """The function of a replayed operation: takes its time, and returns placeholders."""
 
-    __slots__ = ("__name__", "call", "clock", "makes", "room", "runs")
+    __slots__ = ("__name__", "call", "clock", "makes", "note", "room", "runs")
 
-    def __init__(self, program: Program, call: Call, clock: _Clock, aliased: Set[int]) -> None:
+    def __init__(
+        self, program: Program, call: Call, clock: _Clock, aliased: Set[int], note: Callable[[], object] | None
+    ) -> None:
         self.__name__ = call.name
         self.call = call
         self.clock = clock
+        self.note = note  # called after each run
         self.runs = 0
         at: dict[int, int] = {}  # storage -> position among the arguments
         for position, value in enumerate(call.arguments):
@@ -137,6 +140,8 @@ class Rerun:
                 shared = payloads[where] if where >= 0 else made[-1 - where]
                 owner = shared.owner or shared
             made.append(Placeholder(size, device, owner))
+        if self.note is not None:
+            self.note()
         return made if len(made) > 1 else made[0]
 
 
@@ -157,8 +162,11 @@ class Replay(StepLoop):
         effort: float | None = None,
         tier: SimulatedTier | None = None,
         log: int = 0,
+        order: list[Step] | None = None,
     ) -> None:
+        """`order`: where to note what runs, is got and is detached, in half the time that events would take."""
         self.clock = _Clock(0.0)
+        self._order = order
         self._limit = limit
         self.cache = Cache(
             budget,
@@ -241,14 +249,11 @@ class Replay(StepLoop):
         call, cache = self.program.calls[number], self.cache
         arguments = tuple([self._value(argument) for argument in call.arguments])
         place = (_code(call.place), _END) if call.place else _HERE
-        function = self._function(number)
+        note = None if self._order is None else partial(self._order.append, ("call", number))
+        function = Rerun(self.program, call, self.clock, self._aliased, note)
         made = cache.extend.run(function, arguments, arguments, place, handle=Recomputable, nout=len(call.results))
         for value, handle in zip(call.results, made, strict=True):
             self._enter(value, handle)
-
-    def _function(self, number: int) -> Rerun:
-        """What the operation of a call does."""
-        return Rerun(self.program, self.program.calls[number], self.clock, self._aliased)
 
     def _enter(self, value: int, handle: Recomputable[Any]) -> None:
         self._values[value] = handle._node
@@ -269,6 +274,16 @@ class Replay(StepLoop):
             return
         self._handles[value] = Recomputable(self.cache, self._value(value))
 
+    def _get(self, value: int) -> None:
+        self._handle(value).get()
+        if self._order is not None:
+            self._order.append(("get", value))
+
+    def _detach(self, value: int) -> None:
+        self._handle(value).detach()
+        if self._order is not None:
+            self._order.append(("detach", value))
+
     def _drop(self, value: int) -> None:
         if value not in self.program.revived:
             self._handles[value] = None
@@ -288,12 +303,12 @@ class Replay(StepLoop):
     do: ClassVar = {
         "source": _source,
         "call": _call,
-        "get": lambda replay, value: replay._handle(value).get(),
+        "get": _get,
         "keep": _keep,
         "drop": _drop,
         "pin": lambda replay, value: replay._handle(value).pin(),
         "unpin": lambda replay, value: replay._handle(value).unpin(),
-        "detach": lambda replay, value: replay._handle(value).detach(),
+        "detach": _detach,
         "evict": _evict,
         "hold": _hold,
         "let go": lambda replay, value: replay._held[value].pop(0),
@@ -310,57 +325,33 @@ class Numbers:
     def __init__(self, program: Program) -> None:
         self.values: dict[int, int] = {}
         """Number in the events -> value of the program."""
+        self.homes: dict[int, int] = {}
+        """Value of the program -> number in the events of the storage that it was made on."""
+        self.storages: dict[int, int] = {}
+        """Number of a storage in the events -> storage of the program."""
         self._program = program
         self._calls = iter([which for kind, which in program.steps if kind == "call"])
         self._sources = iter([which for kind, which in program.steps if kind == "source"])
 
     def hear(self, event: Event) -> int | None:
         """Take in an event; the call that runs for the first time, or the value of a source that has come."""
-        if isinstance(event, Performed) and not event.again:
-            call = next(self._calls)
-            self.values.update(zip(event.results, self._program.calls[call].results, strict=False))
-            return call
+        first: int | None = None
         if isinstance(event, Added):
-            source = self.values[event.storage] = next(self._sources)
-            return source
-        return None
+            first = next(self._sources)
+            self._make(event.storage, event.storage, first)
+        elif isinstance(event, Performed):
+            if not event.again:
+                first = next(self._calls)
+                self.values.update(zip(event.results, self._program.calls[first].results, strict=False))
+            for number, home in zip(event.results, event.homes, strict=True):
+                if number in self.values:
+                    self._make(number, home, self.values[number])
+        return first
 
-
-class _NotedRerun(Rerun):
-    """The function of a replayed operation, which notes that it runs."""
-
-    __slots__ = ("note",)
-
-    note: Callable[[], None]
-
-    def __call__(self, *payloads: Placeholder) -> Any:
-        made = super().__call__(*payloads)
-        self.note()
-        return made
-
-
-class _NotedReplay(Replay):
-    """A replay that notes what runs, what is got and what is detached: in half the time that events would take."""
-
-    def __init__(self, program: Program, budget: int) -> None:
-        self.order: list[Step] = []
-        budgets = dict.fromkeys([program.devices[storage] for storage in program.storages], budget)
-        super().__init__(program, budgets, policy=DEFAULT, limit=_DEAREST)
-
-    def _function(self, number: int) -> Rerun:
-        function = _NotedRerun(self.program, self.program.calls[number], self.clock, self._aliased)
-        function.note = partial(self.order.append, ("call", number))
-        return function
-
-    def _get(self, value: int) -> None:
-        self._handle(value).get()
-        self.order.append(("get", value))
-
-    def _detach(self, value: int) -> None:
-        self._handle(value).detach()
-        self.order.append(("detach", value))
-
-    do: ClassVar = {**Replay.do, "get": _get, "detach": _detach}
+    def _make(self, number: int, home: int, value: int) -> None:
+        self.values[number] = value
+        self.homes.setdefault(value, home)
+        self.storages.setdefault(home, self._program.storages[value])
 
 
 def order_of_runs(program: Program, budget: int) -> list[Step] | None:
@@ -371,7 +362,9 @@ def order_of_runs(program: Program, budget: int) -> list[Step] | None:
     """
     if not all(call.results for call in program.calls):
         return None
-    replay = _NotedReplay(program, budget)
+    order: list[Step] = []
+    budgets = dict.fromkeys([program.devices[storage] for storage in program.storages], budget)
+    replay = Replay(program, budgets, policy=DEFAULT, limit=_DEAREST, order=order)
     with uncollected():
         status = replay.run()
-    return replay.order if status == "ok" else None
+    return order if status == "ok" else None
