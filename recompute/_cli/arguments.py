@@ -15,7 +15,7 @@ from typing import Any, Final
 from recompute._budget import bytes_or_share
 from recompute._cli.output import CommandError
 from recompute._live import Live
-from recompute._plans.plan import METHODS
+from recompute._plans.plan import METHODS, OPTIONS
 from recompute._simulator.tier import SimulatedTier
 from recompute._traces.program import Program
 from recompute._traces.read import read
@@ -24,7 +24,7 @@ from recompute.policies import DEFAULT, POLICIES, SEARCHES, search_of
 SHARES: Final = ".9,.8,.7,.6,.5,.4,.3,.2,.1"
 COMPARED: Final = "default,dtr-eq,dtr,dtr-local,msps,lru"
 SEARCH_HELP: Final = f"{', '.join(name.replace(' ', '-') for name in SEARCHES)}; default exact"
-TIMED: Final = ("own", "checkmate")
+TIMED: Final = tuple(method for method in METHODS if "time_limit" in OPTIONS[method])
 """The methods that take a time limit."""
 _TIME_LIMIT_SECONDS: Final = 20.0
 _TIER_HELP: Final = (

@@ -77,13 +77,9 @@ def run(options: argparse.Namespace) -> int:
         for figures in [run.as_dict() for run in runs] + [plan.as_dict() for plan in plans]:
             print_json(figures)
     else:
-        for number, program in enumerate(programs):
-            replays = (len(chosen) + (below is not None)) * len(wanted)
-            before = sum(map(len, planned[:number])) * len(wanted)
-            mine: list[Run | Planned] = [
-                *runs[number * replays :][:replays],
-                *plans[before:][: len(planned[number]) * len(wanted)],
-            ]
+        everything: list[Run | Planned] = [*runs, *plans]
+        for program in programs:
+            mine = [figures for figures in everything if figures.trace == program.name]
             told = f"{program.name}: {len(program.calls):,} operations; overhead of policies, then of planners"
             print_text(told, sys.stdout)
             print_overheads("", [percent(point) for point in mine[: len(wanted)]], mine)

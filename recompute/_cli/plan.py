@@ -84,18 +84,20 @@ def _write(plans: Sequence[Planned], output: Path, *, quiet: bool) -> None:
 
 def _show(program: Program, plans: Sequence[Planned]) -> None:
     print_text(f"{program.name}: {len(program.calls):,} operations", sys.stdout)
-    rows = [
-        (
-            planned.method,
-            f"{format_bytes(planned.budget_bytes)} ({percent(planned)})",
-            planned.status if planned.overhead is None else f"{planned.overhead:.4f}",
-            "" if planned.bound is None else f"{planned.bound:.4f}",
-            "" if planned.peak_bytes is None else format_bytes(planned.peak_bytes),
-            "" if planned.computes is None else f"{planned.computes:,}",
-            seconds(planned.seconds),
+    rows: list[list[str]] = []
+    for planned in plans:
+        made = planned.plan
+        rows.append(
+            [
+                planned.method,
+                f"{format_bytes(planned.budget_bytes)} ({percent(planned)})",
+                planned.status if made is None else f"{made.overhead:.4f}",
+                "" if made is None or made.bound is None else f"{made.bound:.4f}",
+                "" if made is None else format_bytes(made.peak),
+                "" if made is None else f"{made.computes:,}",
+                seconds(planned.seconds),
+            ]
         )
-        for planned in plans
-    ]
     print_list(["method", "budget", "overhead", "bound", "peak", "runs", "planned in"], rows, sys.stdout, "<>>>>>>")
     told = {(planned.method, planned.reason): planned for planned in plans if planned.reason}
     if told:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from recompute._budget import format_bytes, parse_budget
 from recompute._cli import arguments
 from recompute._cli.output import CommandError, print_json, warn
-from recompute._cli.points import counted, floors, name_apart, plan_all, points, replay_all, target, write
+from recompute._cli.points import floors, name_apart, plan_all, points, replay_all, run_all, target, write
 from recompute._live import Live, bar
 from recompute._pictures.bars import Moment, moments, plan_events
 from recompute._pictures.chain import REGIMES, ChainPoint, chain_cost
@@ -19,7 +19,7 @@ from recompute._pictures.memory import memory
 from recompute._pictures.overheads import accesses, overhead
 from recompute._pictures.residency import residency
 from recompute._pictures.style import short
-from recompute._simulator.many import Job, simulate_many
+from recompute._simulator.many import Job
 from recompute._simulator.published_replay import baseline
 from recompute._simulator.simulate import by_amount, simulate
 from recompute._traces.chain import chain
@@ -261,11 +261,9 @@ def chain_points(sizes: Sequence[int], names: Sequence[str]) -> list[ChainPoint]
         Job(number, {"budget": max(2, REGIMES[regime](sizes[number])), "policy": name, "limit": _CHAIN_LIMIT})
         for name, number, regime in cases
     ]
-    with counted(len(jobs), "replays") as done:
-        runs = list(simulate_many(programs, jobs, done=done))
     return [
         ChainPoint(name, sizes[number], regime, None if run.overhead is None else run.overhead * 2 * sizes[number])
-        for (name, number, regime), run in zip(cases, runs, strict=True)
+        for (name, number, regime), run in zip(cases, run_all(programs, jobs), strict=True)
     ]
 
 

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 from recompute._budget import format_bytes, parse_budget
-from recompute._cli.arguments import TIMED, destination, writing
+from recompute._cli.arguments import destination, writing
 from recompute._cli.output import CommandError, print_list
 from recompute._live import Live, bar
 from recompute._pictures.overheads import Floor, Point, points_of
@@ -22,7 +22,7 @@ from recompute._pictures.style import FORMATS, new_figure, save
 from recompute._plans.chains import not_uniform
 from recompute._plans.fetching import tier_of
 from recompute._plans.own import Progress
-from recompute._plans.plan import plan
+from recompute._plans.plan import OPTIONS, plan
 from recompute._plans.problem import problem_of
 from recompute._plans.schedule import PlanError, ProgramPlan
 from recompute._plans.verify import verify
@@ -42,14 +42,6 @@ _WORTH_A_PROCESS: Final = 2_000  # operations: fewer are planned before another 
 # Replays
 
 
-@contextmanager
-def counted(whole: int, what: str) -> Iterator[Callable[[int], None]]:
-    """Inside, a line on the terminal shows how many are ready: as many as the function was told last."""
-    ready = [0]
-    with Live(lambda: [bar(ready[0], whole), f"{ready[0]} of {whole} {what}"]):
-        yield lambda count: ready.__setitem__(0, count)
-
-
 def jobs_of(
     programs: Sequence[Program],
     cases: Iterable[tuple[Mapping[str, Any], int | None]],
@@ -66,9 +58,11 @@ def jobs_of(
 
 
 def run_all(programs: Sequence[Program], jobs: Sequence[Job], processes: int = 1) -> Iterator[Run]:
-    """The runs of jobs, with progress."""
+    """The runs of jobs; a line on the terminal shows how many are ready."""
+    whole, ready = sum(job.rounds for job in jobs), [0]
     what = "replays" if all(job.iterations is None for job in jobs) else "rounds"
-    with counted(sum(job.rounds for job in jobs), what) as done:
+    with Live(lambda: [bar(ready[0], whole), f"{ready[0]} of {whole} {what}"]):
+        done = lambda count: ready.__setitem__(0, count)
         yield from simulate_many(programs, jobs, processes=processes, done=done)
 
 
@@ -106,47 +100,52 @@ class Planned:
 
     trace: str
     method: str
-    status: Literal["ok", "infeasible", "timeout"]
     budget_bytes: int
     budget_ratio: float
-    overhead: float | None
-    peak_bytes: int | None
-    bound: float | None
-    computes: int | None
-    frees: int | None
-    fetches: int | None
     seconds: float
+    plan: ProgramPlan | None
+    """Verified; None: there is none."""
     reason: str = ""
     """Why there is no plan, or what is to be said about it."""
-    plan: ProgramPlan | None = None
+
+    @property
+    def status(self) -> Literal["ok", "infeasible", "timeout"]:
+        if self.plan is not None:
+            return "ok"
+        return "timeout" if "time_limit" in self.reason else "infeasible"
+
+    @property
+    def overhead(self) -> float | None:
+        return None if self.plan is None else self.plan.overhead
 
     def as_dict(self) -> dict[str, Any]:
         """The figures, for JSON."""
-        return {name: getattr(self, name) for name in list(self.__dataclass_fields__)[:-2]}
+        made = self.plan
+        return {
+            "trace": self.trace,
+            "method": self.method,
+            "status": self.status,
+            "budget_bytes": self.budget_bytes,
+            "budget_ratio": self.budget_ratio,
+            "overhead": self.overhead,
+            "peak_bytes": made and made.peak,
+            "bound": made and made.bound,
+            "computes": made and made.computes,
+            "frees": made and len(made.steps) - made.computes - made.fetches,
+            "fetches": made and made.fetches,
+            "seconds": self.seconds,
+        }
 
 
-@dataclass(frozen=True)
-class PlanJob:
+class PlanJob(NamedTuple):
     """One plan to be made: of the program with this number."""
 
     program: int
     method: str
     budget_bytes: int
     budget_ratio: float
-    time_limit: float
-    operations: int | None = None
-    """Checkmate merges the program to so many."""
-    tier: str | None = None
-    """The tier from which the plan of the own method may fetch."""
-
-    def options(self, progress: Progress | None) -> dict[str, Any]:
-        """Arguments of `plan` beside the budget."""
-        options: dict[str, Any] = {"time_limit": self.time_limit} if self.method in TIMED else {}
-        if self.method == "own":
-            options |= {"progress": progress, "tier": self.tier}
-        if self.method == "checkmate":
-            options["operations"] = self.operations
-        return {name: value for name, value in options.items() if value is not None}
+    options: Mapping[str, Any]
+    """Of `plan`; None, and those that the method does not have, are left out."""
 
 
 def applicable(program: Program) -> list[str]:
@@ -169,33 +168,25 @@ def tier_of_plans(text: str | None) -> str | None:
     return text
 
 
-def make(program: Program, job: PlanJob, progress: Progress | None = None) -> Planned:
+def make(programs: Sequence[Program], job: PlanJob, progress: Progress | None = None) -> Planned:
     """One plan, verified. Raises CommandError if the planner cannot be used at all, or its plan is wrong."""
-    asked = (program.name, job.method)
-    size = (job.budget_bytes, job.budget_ratio)
+    program, method = programs[job.program], job.method
+    given = {**job.options, "progress": progress}
+    options = {name: value for name, value in given.items() if value is not None and name in OPTIONS[method]}
+    asked = (program.name, method, job.budget_bytes, job.budget_ratio)
     start = perf_counter()
     try:
-        made = plan(program, job.budget_bytes, job.method, **job.options(progress))
+        made = plan(program, job.budget_bytes, method, **options)
     except PlanError as error:
-        status: Literal["infeasible", "timeout"] = "timeout" if "time_limit" in str(error) else "infeasible"
-        nothing = (None, None, None, None, None, None)
-        return Planned(*asked, status, *size, *nothing, perf_counter() - start, str(error))
+        return Planned(*asked, perf_counter() - start, None, str(error))
     except (ImportError, ValueError) as error:
-        raise CommandError(f"{job.method}: {error}", 1) from None
+        raise CommandError(f"{method}: {error}", 1) from None
     seconds = perf_counter() - start
     try:
         peak, overhead = verify(program, made)
     except PlanError as error:
-        raise CommandError(
-            f"the plan of {job.method} for {program.name} is wrong: {error}; please report it", 1
-        ) from None
-    frees = len(made.steps) - made.computes - made.fetches
-    counts = (made.computes, frees, made.fetches)
-    return Planned(*asked, "ok", *size, overhead, peak, made.bound, *counts, seconds, made.note, made)
-
-
-def _make(programs: Sequence[Program], job: PlanJob) -> Planned:
-    return make(programs[job.program], job)
+        raise CommandError(f"the plan of {method} for {program.name} is wrong: {error}; please report it", 1) from None
+    return Planned(*asked, seconds, replace(made, peak=peak, overhead=overhead), made.note)
 
 
 def plan_all(
@@ -212,7 +203,7 @@ def plan_all(
             sizes = [parse_budget(budget, whole=peak) for budget in budgets]
             ratios = [budget if isinstance(budget, float) else budget / max(1, peak) for budget in budgets]
             for method in methods[number]:
-                jobs += [PlanJob(number, method, *size, **options) for size in zip(sizes, ratios, strict=True)]
+                jobs += [PlanJob(number, method, *size, options) for size in zip(sizes, ratios, strict=True)]
     made: list[Planned] = []
     now = [0.0, 0.0]  # of the plan at hand: the share of the search, and the least overhead
 
@@ -225,11 +216,11 @@ def plan_all(
             told.append(f"this one {now[0]:.0%} searched, overhead {now[1]:.4f}")
         return told
 
-    work = sum(len(programs[job.program].calls) for job in jobs)
-    processes = min(len(jobs), cores(), max(1, work // _WORTH_A_PROCESS))
-    here = lambda programs, job: make(programs[job.program], job, watch)
+    operations = sum(len(programs[job.program].calls) for job in jobs)
+    processes = min(len(jobs), cores(), max(1, operations // _WORTH_A_PROCESS))
     with Live(parts):
-        for planned in spread(_make if processes > 1 else here, list(programs), jobs, processes):
+        work = make if processes > 1 else partial(make, progress=watch)
+        for planned in spread(work, list(programs), jobs, processes):
             made.append(planned)
             now[:] = 0.0, 0.0
     plans = iter(made)
@@ -241,24 +232,19 @@ def monotone(plans: Sequence[Planned]) -> list[Planned]:
 
     What fits into less memory fits into more: that plan takes the place of one that costs more, or that is not there.
     """
-    less: Planned | None = None
+    cheapest: ProgramPlan | None = None
     kept = list(plans)
     for number in sorted(range(len(plans)), key=lambda number: plans[number].budget_bytes):
         planned = plans[number]
         if planned.method != "own":
             continue
-        least = None if less is None else less.plan
-        if less is None or least is None or (planned.plan is not None and planned.plan.overhead <= least.overhead):
-            less = planned
+        if cheapest is None or (planned.plan is not None and planned.plan.overhead <= cheapest.overhead):
+            cheapest = planned.plan
         else:
             kept[number] = replace(
-                less,
-                budget_bytes=planned.budget_bytes,
-                budget_ratio=planned.budget_ratio,
-                bound=None,
-                seconds=planned.seconds,
-                reason=f"that for {format_bytes(less.budget_bytes)}, which has a lower overhead than the one found",
-                plan=replace(least, budget=planned.budget_bytes, bound=None),
+                planned,
+                reason=f"that for {format_bytes(cheapest.budget)}, which has a lower overhead than the one found",
+                plan=replace(cheapest, budget=planned.budget_bytes, bound=None),
             )
     return kept
 
@@ -318,9 +304,11 @@ def name_apart(programs: list[Program]) -> list[Program]:
 
 def points(runs: Sequence[Run], plans: Sequence[Planned]) -> list[Point]:
     """The points of the picture of overheads."""
-    return points_of(runs) + [
-        Point(plan.trace, plan.method, plan.budget_ratio, plan.overhead, "planner", plan.bound) for plan in plans
-    ]
+    drawn = points_of(runs)
+    for one in plans:
+        bound = None if one.plan is None else one.plan.bound
+        drawn.append(Point(one.trace, one.method, one.budget_ratio, one.overhead, "planner", bound))
+    return drawn
 
 
 def floors(programs: Sequence[Program]) -> dict[str, Floor]:

@@ -20,18 +20,19 @@ from recompute._plans.schedule import PlanError, ProgramPlan
 from recompute._plans.verify import verify
 from recompute._traces.program import Program
 
-_OPTIONS: Final[dict[str, frozenset[str]]] = {
+OPTIONS: Final[dict[str, frozenset[str]]] = {
     "own": frozenset({"effort", "seed", "rounds", "time_limit", "workers", "progress", "tier", "known"}),
     "chen-sqrt": frozenset(),
     "chen-greedy": frozenset({"trials"}),
     "revolve": frozenset(),
     "checkmate": frozenset({"time_limit", "operations", "most"}),
 }
+"""Method -> its options."""
 
 _ALWAYS_THERE: Final = frozenset({"revolve", "checkmate"})
 """The methods for which sources take memory from the first operation to the last."""
 
-METHODS: Final[tuple[str, ...]] = tuple(_OPTIONS)
+METHODS: Final[tuple[str, ...]] = tuple(OPTIONS)
 """The names of the methods."""
 
 
@@ -109,11 +110,11 @@ def plan_of(
 
 def _check(method: str, options: dict[str, Any]) -> None:
     """Raise ValueError for a method, or an option of it, that does not exist."""
-    if method not in _OPTIONS:
+    if method not in OPTIONS:
         raise ValueError(f"unknown method {method!r}; known are {', '.join(METHODS)}")
     for option in options:
-        if option not in _OPTIONS[method]:
-            known = ", ".join(sorted(_OPTIONS[method])) or "none"
+        if option not in OPTIONS[method]:
+            known = ", ".join(sorted(OPTIONS[method])) or "none"
             raise ValueError(f"method {method!r} has no option {option!r}; known: {known}")
 
 

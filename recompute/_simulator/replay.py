@@ -333,20 +333,16 @@ class Numbers:
         self._calls = iter([which for kind, which in program.steps if kind == "call"])
         self._sources = iter([which for kind, which in program.steps if kind == "source"])
 
-    def hear(self, event: Event) -> int | None:
-        """Take in an event; the call that runs for the first time, or the value of a source that has come."""
-        first: int | None = None
+    def hear(self, event: Event) -> None:
+        """Take in an event."""
         if isinstance(event, Added):
-            first = next(self._sources)
-            self._make(event.storage, event.storage, first)
+            self._make(event.storage, event.storage, next(self._sources))
         elif isinstance(event, Performed):
             if not event.again:
-                first = next(self._calls)
-                self.values.update(zip(event.results, self._program.calls[first].results, strict=False))
+                self.values.update(zip(event.results, self._program.calls[next(self._calls)].results, strict=False))
             for number, home in zip(event.results, event.homes, strict=True):
                 if number in self.values:
                     self._make(number, home, self.values[number])
-        return first
 
     def _make(self, number: int, home: int, value: int) -> None:
         self.values[number] = value

@@ -204,9 +204,8 @@ def test_more_memory_never_costs_more() -> None:
     """Of several budgets the plan for a smaller one is taken where it costs less; other methods are as they are."""
 
     def planned(budget: int, overhead: float | None, method: str = "own") -> Planned:
-        status: Any = "infeasible" if overhead is None else "ok"
         made = None if overhead is None else ProgramPlan("p", method, budget, (), budget, overhead)
-        return Planned("p", method, status, budget, budget / 10, overhead, budget, None, 1, 1, 0, 0.5, "", made)
+        return Planned("p", method, budget, budget / 10, 0.5, made)
 
     plans = [planned(4, 1.3), planned(2, 1.4), planned(3, 1.6), planned(5, None), planned(6, 1.9, "chen-sqrt")]
     found = monotone([*plans, planned(1, None)])

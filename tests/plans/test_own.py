@@ -126,9 +126,9 @@ def test_the_runs_of_the_cache_are_those_that_its_events_tell(program: Program, 
     told: list[Step] = []
 
     def listen(event: Event) -> None:
-        call = numbers.hear(event)
+        numbers.hear(event)
         if isinstance(event, Performed):
-            told.append(("call", program.makers[numbers.values[event.results[0]]] if call is None else call))
+            told.append(("call", program.makers[numbers.values[event.results[0]]]))
         elif isinstance(event, Accessed):
             told.append(("get", numbers.values[event.value]))
         elif isinstance(event, Detached):
