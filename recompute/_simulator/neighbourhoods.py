@@ -75,19 +75,10 @@ class Pool:
     limit: float
     candidates: Candidates
     used: int = 0
-    """Bytes that are resident or reserved."""
+    """Bytes that are resident."""
     fixed: int = 0
-    """Of these, what is locked or reserved."""
+    """Of these, what is locked."""
     peak: int = 0
-
-    def reserve(self, size: int) -> None:
-        self.used += size
-        self.fixed += size
-        self.peak = max(self.peak, self.used)
-
-    def give_back(self, size: int) -> None:
-        self.used -= size
-        self.fixed -= size
 
 
 class Neighbourhood(Around):

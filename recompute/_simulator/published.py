@@ -68,7 +68,7 @@ class Machine:
     # The four callbacks: figure 1
 
     def allocate(self, pool: Pool, size: int) -> None:
-        """Evict the candidate of least score until `size` more bytes fit, and reserve them."""
+        """Evict the candidate of least score until `size` more bytes fit."""
         while pool.used + size > pool.limit:
             if pool.fixed + size > pool.limit and not self._policy.foreign:
                 raise OutOfMemory  # whatever is evicted
@@ -77,7 +77,7 @@ class Machine:
                 raise OutOfMemory
             for victim in victims:
                 self.evict(victim, "pressure")
-        pool.reserve(size)
+        pool.peak = max(pool.peak, pool.used + size)
 
     def perform(self, operation: Operation | None, arguments: tuple[Value, ...]) -> None:
         """Run an operation for the first time, or (None) bring a value and lock it; before it, what is evicted."""
@@ -160,8 +160,6 @@ class Machine:
             self.left -= cost
             if self.left < 0:
                 raise Thrashing
-        for pool, size in room.items():
-            pool.give_back(size)
         self.clock += cost
         operation.runs += 1
         if again:
@@ -243,7 +241,6 @@ class Machine:
         pool = storage.pool
         storage.resident = True
         pool.used += storage.size
-        pool.peak = max(pool.peak, pool.used)
         if storage.locks:
             pool.fixed += storage.size
         else:
@@ -277,7 +274,6 @@ class Machine:
         """A value that is not computed."""
         pool = self.pool(device)
         self.allocate(pool, size)
-        pool.give_back(size)
         value = self._value(Storage(self._number + 1, size, pool), None)
         storage = value.storage
         storage.values[value] = None

@@ -44,7 +44,7 @@ class PublishedReplay(StepLoop):
 
     def _start(self, program: Program) -> None:
         self.program = program
-        self.values: list[Value | None] = [None] * len(program.storages)
+        self.values: dict[int, Value] = {}
         self.machine.left = (self._limit - 1) * program.model_time
 
     def counts(self) -> Counts:
@@ -67,21 +67,11 @@ class PublishedReplay(StepLoop):
 
     def again(self, progress: Callable[[int], None] | None = None, *, program: Program | None = None) -> Status:
         """Drop everything but constants, and run the program, or another one, as the next round."""
-        for value in reversed(self.values):
-            if value is not None and value.referred:
+        for _, value in sorted(self.values.items(), reverse=True):
+            if value.referred:
                 self.machine.drop(value)
         self._start(program or self.program)
         return self.run(progress)
-
-    def _value(self, value: int) -> Value:
-        made = self.values[value]
-        assert made is not None, f"value {value} is used before it is made"
-        return made
-
-    def _referred(self, value: int) -> Value:
-        made = self._value(value)
-        assert made.referred, f"value {value} is used without a reference"
-        return made
 
     def _source(self, value: int) -> None:
         program = self.program
@@ -90,30 +80,29 @@ class PublishedReplay(StepLoop):
 
     def _call(self, number: int) -> None:
         call = self.program.calls[number]
-        arguments = tuple([self._value(argument) for argument in call.arguments])
-        for value, made in zip(call.results, self.machine.call(call, arguments, self.program), strict=True):
-            self.values[value] = made
+        arguments = tuple([self.values[argument] for argument in call.arguments])
+        self.values.update(zip(call.results, self.machine.call(call, arguments, self.program), strict=True))
 
     def _keep(self, value: int) -> None:
-        self._value(value).referred = True
+        self.values[value].referred = True
 
     def _drop(self, value: int) -> None:
         made = self.values[value]
-        if self.program.makers[value] >= 0 and made is not None and made.referred:
+        if self.program.makers[value] >= 0 and made.referred:
             self.machine.drop(made)
 
     do: ClassVar = {
         "source": _source,
         "call": _call,
-        "get": lambda replay, value: replay.machine.get(replay._referred(value)),
+        "get": lambda replay, value: replay.machine.get(replay.values[value]),
         "keep": _keep,
         "drop": _drop,
-        "pin": lambda replay, value: replay.machine.pin(replay._referred(value)),
-        "unpin": lambda replay, value: replay.machine.unpin(replay._referred(value)),
-        "detach": lambda replay, value: replay.machine.detach(replay._referred(value)),
-        "evict": lambda replay, value: replay.machine.request(replay._value(value)),
-        "hold": lambda replay, value: replay.machine.hold(replay._value(value)),
-        "let go": lambda replay, value: replay.machine.let_go(replay._value(value)),
+        "pin": lambda replay, value: replay.machine.pin(replay.values[value]),
+        "unpin": lambda replay, value: replay.machine.unpin(replay.values[value]),
+        "detach": lambda replay, value: replay.machine.detach(replay.values[value]),
+        "evict": lambda replay, value: replay.machine.request(replay.values[value]),
+        "hold": lambda replay, value: replay.machine.hold(replay.values[value]),
+        "let go": lambda replay, value: replay.machine.let_go(replay.values[value]),
     }
 
 

@@ -27,9 +27,8 @@ def decisions(program: Program, budget: int, policy: str) -> tuple[str, list[tup
 
     replay.subscribe(listen)
     status = replay.run()
-    for value, made in enumerate(replay.values):
-        if made is not None:
-            storages[made.storage.number] = program.storages[value]
+    for value, made in replay.values.items():
+        storages[made.storage.number] = program.storages[value]
     return status, [(storages[storage], why) for storage, why in evictions if storage in storages], replay
 
 
