@@ -416,13 +416,9 @@ class Machine:
         return True
 
     def _detach(self, value: Value) -> None:
-        operation, storage = value.operation, value.storage
-        if operation is not None:
-            self.lock(storage)
-            value.operation = None
-            if not _is_made_by(storage, operation):
-                self._add_cost(storage, -operation.cost)
-            self._forget(self._unlink(value, operation))
+        if value.operation is not None:
+            self.lock(value.storage)
+            self._forget(self._unlink(value, value.operation))
 
     def _forget(self, dead: list[Value]) -> None:
         """Nothing can need these: drop them, and whatever that leaves without a use."""
@@ -452,13 +448,13 @@ class Machine:
                     self._neighbourhood.evicted(storage)
             value.resident = False
             if operation is not None:
-                value.operation = None
-                if storage.values and not _is_made_by(storage, operation):
-                    self._add_cost(storage, -operation.cost)
                 dead += self._unlink(value, operation)
 
     def _unlink(self, value: Value, operation: Operation) -> list[Value]:
         """Take an output off its operation, which goes with the last one; the arguments that this leaves unused."""
+        storage, value.operation = value.storage, None
+        if storage.values and all(other.operation is not operation for other in storage.values):
+            self._add_cost(storage, -operation.cost)
         self._link(value, operation, -1)
         operation.outputs[operation.outputs.index(value)] = None
         unused: list[Value] = []
@@ -505,7 +501,3 @@ class Machine:
                 None if self._limits.given is None else sum(room.values()),
             )
         )
-
-
-def _is_made_by(storage: Storage, operation: Operation) -> bool:
-    return any(value.operation is operation for value in storage.values)
