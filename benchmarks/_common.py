@@ -98,16 +98,22 @@ def arguments(
     return parser
 
 
-def markdown(header: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
-    """A table: the first and the last column to the left, the others to the right."""
-    marks = ["---", *["---:"] * (len(header) - 2), "---"][: len(header)]
-    return "\n".join("| " + " | ".join(line) + " |" for line in [tuple(header), tuple(marks), *map(tuple, lines)])
+def markdown(header: str | Sequence[str], lines: Iterable[Sequence[str]]) -> str:
+    """A table, its columns named one by one or in one text, with bars between: the first and the last to the left."""
+    names = [name.strip() for name in header.split("|")] if isinstance(header, str) else header
+    marks = ["---", *["---:"] * (len(names) - 2), "---"][: len(names)]
+    return "\n".join("| " + " | ".join(line) + " |" for line in [names, marks, *lines])
 
 
-def page(*parts: str, machine: Mapping[str, Any] | None = None) -> str:
-    """The parts of a page, and at its end the machine, if figures depend on it."""
-    about = [] if machine is None else ["## Machine", "\n".join(f"* {name}: {text}" for name, text in machine.items())]
-    return "\n\n".join([part.strip("\n") for part in (*parts, *about) if part]) + "\n"
+def page(title: str, about: str | None, *parts: str, machine: Mapping[str, Any] | None = None) -> str:
+    """A page: what it is about, in the words of its program, its parts, and the machine, if figures depend on it."""
+    end = [] if machine is None else ["## Machine", "\n".join(f"* {name}: {text}" for name, text in machine.items())]
+    return "\n\n".join([part.strip("\n") for part in (f"# {title}", about or "", *parts, *end) if part]) + "\n"
+
+
+def section(title: str, prose: str, header: str | Sequence[str], lines: Iterable[Sequence[str]]) -> str:
+    """A part of a page: a table, and what it has."""
+    return "\n\n".join([part for part in (f"## {title}", prose, markdown(header, lines)) if part])
 
 
 def write(into: Path | None, name: str, text: str, figures: Any = None) -> None:
@@ -117,6 +123,12 @@ def write(into: Path | None, name: str, text: str, figures: Any = None) -> None:
         (into / f"{name}.md").write_text(text, encoding="utf-8")
         if figures is not None:
             (into / f"{name}.json").write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+
+
+def publish(into: Path | None, name: str, text: str, figures: Any = None) -> None:
+    """Print a page, and write it."""
+    print(text, end="")
+    write(into, name, text, figures)
 
 
 def number(value: float) -> str:
@@ -129,60 +141,31 @@ def number(value: float) -> str:
 # Reports, with targets
 
 
-@dataclass(frozen=True)
-class Row:
-    """One measured thing, in `unit`s."""
-
-    name: str
-    median: float
-    least: float
-    unit: str = "us"
-    note: str = ""
-
-
-def row(name: str, seconds: Sequence[float]) -> Row:
-    """Seconds as a row in microseconds."""
-    return Row(name, median(seconds) / MICRO, min(seconds) / MICRO)
-
-
-@dataclass(frozen=True)
-class Target:
-    """What a figure should be at most, and what it is."""
-
-    name: str
-    most: float
-    value: float
-    unit: str
-
-    @property
-    def verdict(self) -> str:
-        share = abs(self.value / self.most - 1)
-        about = f"{share:.0%}" if share >= 0.01 else "less than 1%"
-        return f"met, {about} below" if self.value <= self.most else f"missed by {about}"
-
-
 @dataclass
 class Report:
-    """What one benchmark found."""
+    """What one benchmark found, and what it should be."""
 
     title: str
     what: str
-    rows: list[Row] = field(default_factory=list)
-    targets: list[Target] = field(default_factory=list)
+    rows: list[tuple[str, ...]] = field(default_factory=list)
+    targets: list[tuple[str, ...]] = field(default_factory=list)
 
-    def parts(self) -> list[str]:
-        """For a page: targets first, then the figures that they come from."""
-        targets = [
-            (goal.name, f"{number(goal.most)} {goal.unit}", f"{number(goal.value)} {goal.unit}", goal.verdict)
-            for goal in self.targets
-        ]
-        rows = [(row.name, number(row.least), number(row.median), row.unit, row.note) for row in self.rows]
-        return [
-            f"## {self.title}",
-            self.what,
-            markdown(("target", "at most", "measured", "verdict"), targets) if targets else "",
-            markdown(("", "minimum", "median", "unit", "note"), rows),
-        ]
+    def row(self, name: str, values: Sequence[float], unit: str = "us", note: str = "") -> None:
+        """One measured thing, in `unit`s: the least and the median."""
+        self.rows.append((name, number(min(values)), number(median(values)), unit, note))
+
+    def target(self, name: str, most: float, value: float, unit: str) -> None:
+        """What a figure should be at most, and what it is."""
+        share = abs(value / most - 1)
+        about = f"{share:.0%}" if share >= 0.01 else "less than 1%"
+        verdict = f"met, {about} below" if value <= most else f"missed by {about}"
+        self.targets.append((name, f"{number(most)} {unit}", f"{number(value)} {unit}", verdict))
+
+    def text(self, machine: Mapping[str, Any]) -> str:
+        """The page: targets first, then the figures that they come from."""
+        targets = markdown(("target", "at most", "measured", "verdict"), self.targets) if self.targets else ""
+        rows = markdown(("", "minimum", "median", "unit", "note"), self.rows)
+        return page(self.title, self.what, targets, rows, machine=machine)
 
 
 def main(measure: Callable[[bool], Report], about: str | None) -> None:
@@ -191,4 +174,4 @@ def main(measure: Callable[[bool], Report], about: str | None) -> None:
     parser.add_argument("--quick", action="store_true", help="small sizes and few repetitions, to check that it runs")
     options = parser.parse_args()
     machine = facts()
-    print(page(*measure(options.quick).parts(), machine=machine), end="")
+    print(measure(options.quick).text(machine), end="")

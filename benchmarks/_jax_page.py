@@ -7,27 +7,12 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Final
 
-from _common import markdown
+from _common import section
 
 WITHIN: Final = 1.1  # of the budget
 SAME: Final = 2e-6  # of the largest element
 SLOWER: Final = 1.02
 ALIKE: Final = 1.001  # FLOPs that differ by less are the same
-
-HEAD: Final = """# JAX under jit: memory, FLOPs and time
-
-`recompute_jax.remat(fn, budget)` compared with plain `jax.jit(fn)` and with the best configuration of `jax.checkpoint`
-that was found, measured by `python benchmarks/jax_remat.py --into docs/results` in one run. `fn` is the gradient of a
-loss. Memory is the size of XLA's temporaries (`memory_analysis().temp_size_in_bytes`).
-
-Times: after a warm-up run, all compiled programs of a model run once per round, in order and then in reverse order.
-"ms" is a program's median. Two programs are compared by the ratio of their times in the same round (the median over all
-rounds), so that other work on the machine affects both alike. Plain jit is compiled and timed twice; how far the ratio
-of the two is from 1 is the noise of that model. CPU time is that of all threads of the process; other programs disturb
-it less. Times are for the machine at the end of the page, which also gives its load. Nothing here was measured on a
-GPU.
-
-"""
 
 
 @dataclass
@@ -94,37 +79,25 @@ class Result:
 
 def parts(results: Sequence[Result]) -> list[str]:
     """All of the page but the machine."""
-    found = [HEAD, "\n".join(goals(results))]
+    found = ["\n".join(goals(results))]
     for result in results:
         plain = result.plain
-        found.append(f"## {result.what[0].upper()}{result.what[1:]}")
-        found.append(
+        what = (
             f"{result.equations:,} equations; plain jit: {plain.temporaries:.1f} MB, {plain.gflop:.2f} GFLOP, "
             f"{plain.milliseconds:.1f} ms, compiled in {plain.compile_seconds:.1f} s; timed again "
             f"{result.again.milliseconds:.1f} ms; {len(plain.seconds)} rounds. {result.tried} configurations of "
             'jax.checkpoint were compiled; "best checkpoint" is the fastest that needs no more memory than the budget. '
             "The last columns are GFLOP and time of remat divided by those of the best checkpoint."
         )
-        found.append(markdown(_HEADER, [_row(result, one) for one in result.planned]))
+        title = f"{result.what[0].upper()}{result.what[1:]}"
+        found.append(section(title, what, _HEADER, [_row(result, one) for one in result.planned]))
         found += [f"Refused, {megabytes:.1f} MB: {error}" for megabytes, error in result.refused]
     return found
 
 
 _HEADER: Final = (
-    "budget",
-    "MB",
-    "compiled MB",
-    "GFLOP",
-    "ms",
-    "plan + compile s",
-    "difference",
-    "best checkpoint",
-    "MB",
-    "GFLOP",
-    "ms",
-    "GFLOP ratio",
-    "time ratio",
-    "CPU time ratio",
+    "budget | MB | compiled MB | GFLOP | ms | plan + compile s | difference | best checkpoint | MB | GFLOP | ms | "
+    "GFLOP ratio | time ratio | CPU time ratio"
 )
 
 

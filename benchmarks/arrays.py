@@ -1,4 +1,4 @@
-"""Measures what a wrapped array operation costs over the bare one, for arrays of 10 to 10^7 elements.
+"""What `rc.array` adds to the time that NumPy itself takes for an operation, for arrays of 10 to 10^7 elements.
 
 `python benchmarks/arrays.py --into docs/results` writes arrays.md and arrays.json there. Timed in the same run, in
 turns with the wrapper: HIPS autograd's tracing of the same operation, and dask.array's (to build it, and to build and
@@ -15,7 +15,7 @@ from time import perf_counter
 from typing import Any, Final
 
 import numpy as np
-from _common import MICRO, NOT_INSTALLED, Measure, arguments, facts, in_turns, markdown, number, page, say, write
+from _common import MICRO, NOT_INSTALLED, Measure, arguments, facts, in_turns, markdown, number, page, publish, say
 
 import recompute as rc
 
@@ -35,12 +35,6 @@ OPERATIONS: Final[dict[str, Operation]] = {
     "np.sum(x, axis=0)": lambda x: np.sum(x, axis=0),
     "np.where(x > 0, x, 0.0)": lambda x: np.where(x > 0, x, 0.0),
 }
-HEAD: Final = """# The cost of wrapped arrays
-
-What `rc.array` adds to the time that NumPy itself takes for an operation, measured by `python benchmarks/arrays.py
---into docs/results`. All variants were timed in turns, in one run, on the machine named below.
-
-"""
 
 
 def timed(operation: Operation, x: Any, count: int) -> Measure:
@@ -146,7 +140,6 @@ def parts(found: Found) -> list[str]:
     first = {name: sizes[SMALL] for name, sizes in found.items()}
     reached = [figures["wrapped"] - figures["bare"] for figures in first.values()]
     parts = [
-        HEAD,
         f"## Added to the bare operation, {SMALL} elements",
         f"Microseconds. A wrapped operation should add at most {TARGET:.0f}: "
         f"{sum(ratio <= TARGET for ratio in reached)} of {len(reached)} operations meet this target; "
@@ -173,9 +166,8 @@ def main() -> None:
     options = arguments((__doc__ or "").partition("\n\n")[0], into=None, quick=True).parse_args()
     machine = facts("autograd", "dask")
     found = measure(options.quick)
-    text = page(*parts(found), machine=machine)
-    print(text, end="")
-    write(options.into, "arrays", text, {"machine": machine, "microseconds": found})
+    text = page("The cost of wrapped arrays", __doc__, *parts(found), machine=machine)
+    publish(options.into, "arrays", text, {"machine": machine, "microseconds": found})
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ from typing import Any  # noqa: E402
 
 import _operations as operations  # noqa: E402
 import numpy as np  # noqa: E402
-from _common import Report, Row, Target, in_turns, main, say  # noqa: E402
+from _common import MICRO, Report, in_turns, main, say  # noqa: E402
 from _ways import Chain  # noqa: E402
 
 import recompute as rc  # noqa: E402
@@ -128,13 +128,11 @@ def measure(quick: bool) -> Report:
     }
     times = in_turns({name: (lambda work=work: timed(work)) for name, work in ways.items()}, repetitions)
     for name, seconds in times.items():
-        microseconds = sorted(1e6 * taken / steps for taken in seconds)
-        report.rows.append(Row(f"a step of the model: {name}", microseconds[len(microseconds) // 2], microseconds[0]))
-    repeats, peak = stats.rematerializations / steps, stats.peak / 1e6
-    report.rows.append(Row("recomputations by the cache", repeats, repeats, "per step"))
-    report.rows.append(Row("peak of the cache", peak, peak, "MB", f"of {steps * STATES * 8 / 1e6:.3g}"))
+        report.row(f"a step of the model: {name}", [taken / steps / MICRO for taken in seconds])
+    report.row("recomputations by the cache", [stats.rematerializations / steps], "per step")
+    report.row("peak of the cache", [stats.peak / 1e6], "MB", f"of {steps * STATES * 8 / 1e6:.3g}")
     ratio = min(times["the cache"]) / min(times["checkpoints by hand"])
-    report.targets.append(Target("the model, compared with checkpoints by hand", 1.25, ratio, "times the CPU time"))
+    report.target("the model, compared with checkpoints by hand", 1.25, ratio, "times the CPU time")
 
     length = 300 if quick else 3_000
     say(f"{length:,} values there and back")
@@ -142,8 +140,8 @@ def measure(quick: bool) -> Report:
     bare = min(operations.bare(unit, 0, 20_000) for _ in range(5))
     seconds, runs = min(there_and_back(length) for _ in range(repetitions))
     added = (seconds - runs * bare) / runs / floor
-    report.rows.append(Row("forwards and backwards: added to each run", added, added, "floors", f"{runs:,} runs"))
-    report.targets.append(Target("forwards and backwards", 40, added, "floors a run"))
+    report.row("forwards and backwards: added to each run", [added], "floors", f"{runs:,} runs")
+    report.target("forwards and backwards", 40, added, "floors a run")
 
     length = 2_000 if quick else 20_000
     say("threads")
@@ -152,8 +150,8 @@ def measure(quick: bool) -> Report:
         for count in (1, 8)
     }
     for count, rate in rates.items():
-        report.rows.append(Row(f"{count} thread{'s' * (count > 1)} in one cache", rate, rate, "operations a second"))
-    report.targets.append(Target("throughput of one thread / of eight", 1.0, rates[1] / rates[8], "times"))
+        report.row(f"{count} thread{'s' * (count > 1)} in one cache", [rate], "operations a second")
+    report.target("throughput of one thread / of eight", 1.0, rates[1] / rates[8], "times")
     return report
 
 

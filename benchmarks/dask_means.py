@@ -175,8 +175,8 @@ def main() -> None:
             [program.__name__, run.name, f"{run.peak / 1e6:.0f}", f"{run.seconds:.1f}", f"{run.loads / rows:.2f}"]
             for run in found
         ]
-    table = markdown(["program", "way", "most memory, MB", "seconds", "loads of a row"], lines)
-    print(page(table, machine=facts("dask", "distributed")))
+    table = markdown("program | way | most memory, MB | seconds | loads of a row", lines)
+    print(page("Means", __doc__, table, machine=facts("dask", "distributed")))
 
 
 if __name__ == "__main__":

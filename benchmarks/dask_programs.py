@@ -1,4 +1,4 @@
-"""Dask within a budget: array programs compared with plain threads, two workers compared with Dask's own spilling.
+"""`recompute_dask` within a budget: array programs compared with plain threads, two workers with Dask's own spilling.
 
     python benchmarks/dask_programs.py [--quick] [--fits] [--into docs/results]
 
@@ -27,7 +27,7 @@ import dask
 import dask.array as da
 import distributed
 import numpy as np
-from _common import RESULTS, arguments, facts, page, say, write
+from _common import RESULTS, arguments, facts, page, say, section, write
 from distributed import Client, LocalCluster, wait
 
 import recompute_dask as rd
@@ -38,55 +38,7 @@ CHUNK: Final = 4_000_000  # bytes
 ONE_THREAD: Final = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 """As Dask advises: NumPy's threads that wait for others would count as CPU time."""
 
-HEAD: Final = """# Dask
-
-`recompute_dask` compared with Dask's own schedulers, measured by `python benchmarks/dask_programs.py` in one run.
-
-"""
-THREADS: Final = """## One machine: a budget for the threaded scheduler
-
-CPU time of the process (all threads, recomputation included) as a multiple of that with plain threads. Budgets are
-shares of the peak of the same program without a budget. The least of {times} runs, taken in turns. A chunk has 4 MB.
-Most tasks take a few milliseconds; the cache adds a fifth of a millisecond to each.
-
-| program | peak without a budget | no budget | 100% | 50% | 25% |
-|---|---|---|---|---|---|
-"""
-CLUSTER: Final = """
-## Two workers: recomputing or spilling
-
-{chunks} chunks of 4 MB are persisted on two workers with one thread each and room for {room} MB of chunks each. Then
-{reads} tasks each read one of them, in random order. `shallow`: the numbers of a chunk are drawn at random. `deep`: the
-chunk then goes through {steps} more steps, and only the last result is kept. Times are for the whole program, the least
-of {times} runs taken in turns; bytes written and tasks rerun are those of that run. The disk is either the machine's
-own, whose page cache holds everything, or slowed down to 200 MB/s for both sides. Creating the chunks takes the same
-compute on both sides; in deep graphs this is most of the time.
-
-| graph | disk | Dask's own spilling | recompute or spill | speedup | written by Dask | by us | tasks rerun |
-|---|---|---|---|---|---|---|---|
-"""
-
-FITS: Final = """## What fits
-
-Bytes and counts, on {date} with dask {dask}; counts vary from run to run. Two threads; a chunk has 320 kB.
-`peak`: of the results that Dask keeps between tasks, without a budget; `least`: what `rd.least` says. Then, at
-a half and at a quarter of the peak: how far the results exceeded the budget, and how many operations ran again, as a
-multiple of the tasks of the graph. All results are those of plain threads, to the last bit;
-but for the frame, whose parts Dask itself adds up in another order from run to run.
-
-| program | peak | least | 50%: exceeded by | ran again | 25%: exceeded by | ran again |
-|---|---|---|---|---|---|---|
-"""
-TWICE: Final = """
-## Loading twice
-
-`(data - data.mean(0)).mean(1)` of rows of {columns} numbers ({row} kB), each a chunk that is loaded by a task of its
-own: [distributed#2602](https://github.com/dask/distributed/issues/2602). Memory: the peak of all that Python allocates
-(`tracemalloc`), temporaries of tasks included.
-
-| rows | data | plain threads: memory | loads | a budget of {budget:.0f} MB: memory | loads | loads a row |
-|---|---|---|---|---|---|---|
-"""
+FITS: Final = "What fits"
 
 
 def programs_that_join(side: int) -> dict[str, Any]:
@@ -127,7 +79,7 @@ def frame(side: int) -> Any:
     return whole.assign(value=whole.value - whole.value.mean())
 
 
-def measure_fits(side: int) -> list[str]:
+def measure_fits(side: int) -> str:
     lines = []
     for name, program in programs_that_join(side).items():
         several = program if isinstance(program, tuple) else (program,)
@@ -141,16 +93,26 @@ def measure_fits(side: int) -> list[str]:
             try:
                 found = dask.compute(*several, scheduler=rd.get, budget=budget, num_workers=2)
             except MemoryError:
-                cells.append("does not fit | ")
+                cells += ["does not fit", ""]
                 continue
             assert all(map(_is_same, wanted, found)), name
             stats = rd.stats()
-            cells.append(f"{stats.overshoot / budget:.1%} | {stats.rematerializations / tasks:.1f}")
+            cells += [f"{stats.overshoot / budget:.1%}", f"{stats.rematerializations / tasks:.1f}"]
         least = rd.least(program).nbytes
-        shown = f"{least / 1e6:.2f} MB" if least > 1000 else "not known"
-        lines.append(f"| {name} | {peak / 1e6:.2f} MB | {shown} | {' | '.join(cells)} |")
-        say(lines[-1])
-    return lines
+        lines.append((name, mega(peak, 2), mega(least, 2) if least > 1000 else "not known", *cells))
+        say(" | ".join(lines[-1]))
+    what = f"""\
+Bytes and counts, on {datetime.now(UTC):%Y-%m-%d} with dask {dask.__version__}; counts vary from run to run. Two
+threads; a chunk has 320 kB. `peak`: of the results that Dask keeps between tasks, without a budget; `least`: what
+`rd.least` says. Then, at a half and at a quarter of the peak: how far the results exceeded the budget, and how many
+operations ran again, as a multiple of the tasks of the graph. All results are those of plain threads, to the last bit;
+but for the frame, whose parts Dask itself adds up in another order from run to run."""
+    head = "program | peak | least | 50%: exceeded by | ran again | 25%: exceeded by | ran again"
+    return section(FITS, what, head, lines)
+
+
+def mega(nbytes: float, digits: int = 0) -> str:
+    return f"{nbytes / 1e6:.{digits}f} MB"
 
 
 def _is_same(one: Any, other: Any) -> bool:
@@ -159,7 +121,7 @@ def _is_same(one: Any, other: Any) -> bool:
     return type(one) is type(other) and one.tobytes() == other.tobytes()
 
 
-def measure_twice(counts: tuple[int, ...], columns: int, budget: int) -> list[str]:
+def measure_twice(counts: tuple[int, ...], columns: int, budget: int) -> str:
     loads: list[int] = []
 
     def load(number: int) -> Any:
@@ -182,22 +144,23 @@ def measure_twice(counts: tuple[int, ...], columns: int, budget: int) -> list[st
         wanted, plain, once = run(scheduler="threads")
         found, ours, twice = run(scheduler=rd.get, budget=budget)
         assert wanted.tobytes() == found.tobytes()
-        lines.append(
-            f"| {rows} | {rows * columns * 8 / 1e6:.0f} MB | {plain / 1e6:.0f} MB | {once} | {ours / 1e6:.0f} MB | "
-            f"{twice} | {twice / rows:.2f} |"
-        )
-        say(lines[-1])
-    return lines
+        memory = [mega(size) for size in (rows * columns * 8, plain, ours)]
+        lines.append((str(rows), *memory[:2], str(once), memory[2], str(twice), f"{twice / rows:.2f}"))
+        say(" | ".join(lines[-1]))
+    what = f"""\
+`(data - data.mean(0)).mean(1)` of rows of {columns} numbers ({columns * 8 // 1000} kB), each a chunk that is loaded by
+a task of its own: [distributed#2602](https://github.com/dask/distributed/issues/2602). Memory: the peak of all that
+Python allocates (`tracemalloc`), temporaries of tasks included."""
+    budgeted = f"a budget of {mega(budget)}: memory"
+    head = ("rows", "data", "plain threads: memory", "loads", budgeted, "loads", "loads a row")
+    return section("Loading twice", what, head, lines)
 
 
-def fits(quick: bool) -> str:
+def fits(quick: bool) -> list[str]:
     """The sections about what fits."""
-    text = FITS.format(date=datetime.now(UTC).strftime("%Y-%m-%d"), dask=dask.__version__)
-    text += "\n".join(measure_fits(1000 if quick else 2000)) + "\n"
     columns, budget = (10_000, 3_000_000) if quick else (100_000, 30_000_000)
     counts = (40, 80) if quick else (100, 200, 400)
-    text += TWICE.format(columns=columns, row=columns * 8 // 1000, budget=budget / 1e6)
-    return text + "\n".join(measure_twice(counts, columns, budget)) + "\n"
+    return [measure_fits(1000 if quick else 2000), measure_twice(counts, columns, budget)]
 
 
 def programs(size: int) -> dict[str, Any]:
@@ -213,7 +176,7 @@ def programs(size: int) -> dict[str, Any]:
     }
 
 
-def measure_threads(times: int, size: int) -> list[str]:
+def measure_threads(times: int, size: int) -> str:
     lines = []
     for name, program in programs(size).items():
         program.compute(scheduler=rd.get, num_workers=2)
@@ -231,9 +194,14 @@ def measure_threads(times: int, size: int) -> list[str]:
                 found[way] = min(seconds, found.get(way, seconds))
         ratios = [found[way] / found["plain"] for way in ways if way != "plain"]
         cells = ["does not fit" if ratio != ratio else f"{ratio:.2f}" for ratio in ratios]
-        lines.append(f"| {name} | {peak / 1e6:.0f} MB | {' | '.join(cells)} |")
-        say(lines[-1])
-    return lines
+        lines.append((name, mega(peak), *cells))
+        say(" | ".join(lines[-1]))
+    what = f"""\
+CPU time of the process (all threads, recomputation included) as a multiple of that with plain threads. Budgets are
+shares of the peak of the same program without a budget. The least of {times} runs, taken in turns. A chunk has 4 MB.
+Most tasks take a few milliseconds; the cache adds a fifth of a millisecond to each."""
+    head = "program | peak without a budget | no budget | 100% | 50% | 25%"
+    return section("One machine: a budget for the threaded scheduler", what, head, lines)
 
 
 def timed(run: Callable[..., Any], **options: Any) -> float:
@@ -366,6 +334,37 @@ def measure_cluster(nanny: Any, steps: int, slow: bool, chunks: int, reads: int,
     return {"seconds": seconds, "total": total, "written": written, "again": again, "history": history}
 
 
+def measure_clusters(times: int, chunks: int, reads: int, room: int) -> tuple[str, dict[str, dict[str, Any]]]:
+    """The table of all programs on both kinds of workers; the runs of one, for the picture."""
+    steps = 10
+    lines = []
+    pictured = {}
+    for graph, deep in (("shallow", 0), ("deep", steps)):
+        for disk, slow in (("native", False), ("200 MB/s", True)):
+            runs: dict[Any, list[dict[str, Any]]] = {distributed.Nanny: [], rd.Nanny: []}
+            for _ in range(times):
+                for nanny, measured in runs.items():
+                    measured.append(measure_cluster(nanny, deep, slow, chunks, reads, room))
+            own, ours = (min(measured, key=lambda run: run["seconds"]) for measured in runs.values())
+            assert own["total"] == ours["total"]
+            seconds = [f"{run['seconds']:.1f} s" for run in (own, ours)]
+            written = [mega(run["written"]) for run in (own, ours)]
+            speedup = f"{own['seconds'] / ours['seconds']:.2f}"
+            lines.append((graph, disk, *seconds, speedup, *written, f"{ours['again']:.0f}"))
+            say(" | ".join(lines[-1]))
+            if graph == "shallow" and slow:
+                pictured = {"Dask's own spilling": own, "recompute or spill": ours}
+    what = f"""\
+{chunks} chunks of 4 MB are persisted on two workers with one thread each and room for {mega(room)} of chunks each. Then
+{reads} tasks each read one of them, in random order. `shallow`: the numbers of a chunk are drawn at random. `deep`: the
+chunk then goes through {steps} more steps, and only the last result is kept. Times are for the whole program, the least
+of {times} runs taken in turns; bytes written and tasks rerun are those of that run. The disk is either the machine's
+own, whose page cache holds everything, or slowed down to 200 MB/s for both sides. Creating the chunks takes the same
+compute on both sides; in deep graphs this is most of the time."""
+    head = "graph | disk | Dask's own spilling | recompute or spill | speedup | written by Dask | by us | tasks rerun"
+    return section("Two workers: recomputing or spilling", what, head, lines), pictured
+
+
 def draw(found: dict[str, dict[str, Any]]) -> None:
     """Bytes in memory and on the disk, and tasks run again, over time."""
     import matplotlib
@@ -393,40 +392,16 @@ def main() -> None:
     options = parser.parse_args()
     quick = options.quick
     if options.fits:
-        text = fits(quick)
+        parts = fits(quick)
         if not quick:
-            before = (options.into / "dask.md").read_text().partition(FITS.partition("\n")[0])[0]
-            write(options.into, "dask", before + text)
+            before = (options.into / "dask.md").read_text().partition(f"## {FITS}")[0]
+            write(options.into, "dask", before + "\n\n".join(parts) + "\n")
         return
     times, size = (1, 10_000) if quick else (3, 60_000)
-    shape = (
-        {"chunks": 20, "reads": 40, "room": 16_000_000} if quick else {"chunks": 200, "reads": 600, "room": 80_000_000}
-    )
     machine = facts("dask", "distributed")
-    threads = THREADS.format(times=times) + "\n".join(measure_threads(times, size))
-    steps = 10
-    cluster = CLUSTER.format(
-        chunks=shape["chunks"], reads=shape["reads"], room=shape["room"] // 1_000_000, steps=steps, times=times
-    )
-    pictured = {}
-    for graph, deep in (("shallow", 0), ("deep", steps)):
-        for disk, slow in (("native", False), ("200 MB/s", True)):
-            runs: dict[Any, list[dict[str, Any]]] = {distributed.Nanny: [], rd.Nanny: []}
-            for _ in range(times):
-                for nanny, measured in runs.items():
-                    measured.append(measure_cluster(nanny, deep, slow, **shape))
-            own, ours = (min(measured, key=lambda run: run["seconds"]) for measured in runs.values())
-            assert own["total"] == ours["total"]
-            line = (
-                f"| {graph} | {disk} | {own['seconds']:.1f} s | {ours['seconds']:.1f} s | "
-                f"{own['seconds'] / ours['seconds']:.2f} | {own['written'] / 1e6:.0f} MB | "
-                f"{ours['written'] / 1e6:.0f} MB | {ours['again']:.0f} |"
-            )
-            say(line)
-            cluster += line + "\n"
-            if graph == "shallow" and slow:
-                pictured = {"Dask's own spilling": own, "recompute or spill": ours}
-    text = page(HEAD, threads, cluster, machine=machine) + "\n" + fits(quick)
+    threads = measure_threads(times, size)
+    cluster, pictured = measure_clusters(times, *((20, 40, 16_000_000) if quick else (200, 600, 80_000_000)))
+    text = page("Dask", __doc__, threads, cluster, machine=machine) + "\n" + "\n\n".join(fits(quick)) + "\n"
     if not quick:
         write(options.into, "dask", text)
         draw(pictured)

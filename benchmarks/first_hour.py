@@ -1,9 +1,10 @@
-"""Two problems that a newcomer may try first, in several ways: a hidden Markov model and a sweep of settings.
+"""Two problems that a newcomer may try first, solved with this library and with the usual alternatives.
 
-Each way runs in its own process, so that the peak of the process's memory is its own, too. The third problem, the
-frames of a film, is in `memoize.py`.
+All solutions of a problem give the same numbers. Memory is the growth of the process's resident memory, temporary
+arrays included; each way runs in its own process. A third problem, the frames of a film, is in
+[a cache of calls](memoize.md).
 
-    python benchmarks/first_hour.py     writes docs/results/first_hour.md
+`python benchmarks/first_hour.py` writes docs/results/first_hour.md.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from functools import cache, lru_cache, partial
 from typing import Any
 
 import numpy as np
-from _common import arguments, facts, markdown, page, write
+from _common import arguments, facts, page, publish, section
 from _ways import Chain, Taken, all_ways, taken
 
 import recompute as rc
@@ -122,15 +123,6 @@ TITLES = {
 }
 
 
-HEAD = """# The first hour
-
-Two problems that a newcomer may try first, solved with this library and with the usual alternatives. All solutions of a
-problem give the same numbers. Memory is the growth of the process's resident memory, temporary arrays included.
-Measured by `python benchmarks/first_hour.py`. A third problem, the frames of a film, is in
-[a cache of calls](memoize.md).
-"""
-
-
 def measure(problem: str, way: str) -> Taken:
     return taken(WAYS[problem][way][1])
 
@@ -138,14 +130,14 @@ def measure(problem: str, way: str) -> Taken:
 def main() -> None:
     options = arguments(__doc__).parse_args()
     machine = facts("joblib")
-    parts = [HEAD]
+    parts = []
     for problem, ways in WAYS.items():
         lines = [
             (ways[way][0], f"{one.processor:.1f} s", f"{one.seconds:.1f} s", f"{one.memory / 1e6:,.0f} MB")
             for way, one in all_ways(ways, partial(measure, problem)).items()
         ]
-        parts += [f"## {TITLES[problem]}", markdown(("way", "CPU time", "elapsed", "memory"), lines)]
-    write(options.into, "first_hour", page(*parts, machine=machine))
+        parts.append(section(TITLES[problem], "", ("way", "CPU time", "elapsed", "memory"), lines))
+    publish(options.into, "first_hour", page("The first hour", __doc__, *parts, machine=machine))
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from __future__ import annotations
 import gc
 
 import _operations as operations
-from _common import Measure, Report, Row, Target, in_turns, main, say
+from _common import Measure, Report, in_turns, main, say
 
 import recompute as rc
 from recompute import _form
@@ -66,14 +66,14 @@ def measure(quick: bool) -> Report:
     steps = 200 if quick else 1_500
     found["an operation that copies and evicts an array"] = min(operations.evicting_arrays(steps) for _ in range(5))
     for name, taken in found.items():
-        report.rows.append(Row(name, taken / floor, taken / floor, "floors", f"{1e6 * taken:.3g} us"))
-    report.rows.append(Row(KEPT, size, size, "bytes", "by tracemalloc, without the value"))
+        report.row(name, [taken / floor], "floors", f"{1e6 * taken:.3g} us")
+    report.row(KEPT, [size], "bytes", "by tracemalloc, without the value")
     for name, (compiled, plain) in GOALS.items():
         if name in found or name == KEPT:
             value = found.get(name, size * floor) / floor
             most = compiled if form == "compiled" else plain
-            report.targets.append(Target(name, most, value, "bytes" if name == KEPT else "floors"))
-    report.rows.append(Row("a minimal node", 1.0, 1.0, "floors", f"{1e6 * floor:.3g} us"))
+            report.target(name, most, value, "bytes" if name == KEPT else "floors")
+    report.row("a minimal node", [1.0], "floors", f"{1e6 * floor:.3g} us")
     return report
 
 

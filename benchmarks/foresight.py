@@ -1,9 +1,11 @@
-"""Programs that repeat: what the cache learns from one round for the next, on recorded training iterations.
+"""Programs that repeat: what the default policy learns from one round for the next, on recorded training iterations.
+
+The programs are training iterations that the DTR authors recorded, and one of their GAN, unrolled. Overhead is all
+compute of a round divided by its compute without eviction. Each round waits for its plan, and planning effort is
+counted in steps, so the figures are the same on every machine. With effort 1 it takes a quarter of an hour on two
+cores. `--differ` names the traces to replay with rounds that differ.
 
     python benchmarks/foresight.py TRACES_FOLDER [--effort 1] [--rounds 8] [--only unet,resnet32] [--into docs/results]
-
-writes foresight.md. Nothing is timed: costs are those of the recording, and a plan has the same effort everywhere. With
-effort 1 it takes a quarter of an hour on two cores. `--differ` names the traces to replay with rounds that differ.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Final
 
-from _common import arguments, facts, markdown, page, say, write
+from _common import arguments, facts, page, publish, say, section
 from varied import varied
 
 from recompute.simulator import Job, Replay, Run, baseline, simulate_many
@@ -44,31 +46,15 @@ LEARNT: Final = 2
 
 LIMIT: Final = 20.0
 
-HEAD: Final = """# Foresight
-
-What the default policy learns from one round of a program for the next. The programs are training iterations that the
-DTR authors recorded, and one of their GAN, unrolled. Overhead is all compute of a round divided by its compute without
-eviction. Each round waits for its plan, and planning effort is counted in steps, so the figures are the same on every
-machine. Made by `python benchmarks/foresight.py FOLDER`.
-
-"""
-
-SAME: Final = """## Identical rounds
-
-The best figures known come from planning in advance. An asterisk marks figures more than {aim} above
-them.
-
-"""
-
-DIFFERENT: Final = """## Rounds that differ
-
+SAME: Final = (
+    f"The best figures known come from planning in advance. An asterisk marks figures more than {AIM} above them."
+)
+DIFFERENT: Final = """\
 In every round each cost is up to {costs:.0%} higher or lower than recorded. "New operations" is the number of
 operations added, as a share of those recorded. Each takes a value that is still referenced, makes one of the same size,
 and has the name and cost of some recorded operation; its result is dropped up to eight operations later. The means are
 over rounds {first} to {last}, of the same programs with and without foresight. "Worst round" is the largest difference
-from the cache without foresight in any of these rounds. Plans had a tenth of the effort.
-
-"""
+from the cache without foresight in any of these rounds. Plans had a tenth of the effort."""
 
 
 @dataclass(frozen=True)
@@ -98,16 +84,14 @@ def main() -> None:
     names = options.only.split(",")
     folder, effort, processes = options.traces, options.effort, options.processes
     text = page(
-        HEAD,
-        SAME.format(aim=AIM),
+        "Foresight",
+        __doc__,
         same_rounds(folder, names, effort, processes),
-        DIFFERENT.format(costs=COSTS, first=LEARNT + 1, last=options.rounds),
         different_rounds(folder, options.differ.split(","), effort / 10, options.rounds, processes),
         f"The effort of a plan was {effort:g}; an effort of 1 takes about ten seconds.",
         machine=machine,
     )
-    write(options.into, "foresight", text)
-    print(text)
+    publish(options.into, "foresight", text)
 
 
 def same_rounds(folder: Path, names: Sequence[str], effort: float, processes: int) -> str:
@@ -143,7 +127,7 @@ def same_rounds(folder: Path, names: Sequence[str], effort: float, processes: in
             )
         )
     head = ("trace", "budget", "best known", "round 1", "round 2 without foresight", "round 3", "against best known")
-    return markdown(head, rows)
+    return section("Identical rounds", SAME, head, rows)
 
 
 def shown(run: Run) -> str:
@@ -163,7 +147,9 @@ def different_rounds(folder: Path, names: Sequence[str], effort: float, rounds: 
             worst = max([after - before for before, after in pairs if before and after], default=0.0)
             start = (found.trace, f"{found.budget:g}", f"{found.inserted:.0%}")
             rows.append((*start, averaged(found.online), averaged(found.ahead), f"{worst:+.3f}"))
-    return markdown(("trace", "budget", "new operations", "without foresight", "with foresight", "worst round"), rows)
+    head = ("trace", "budget", "new operations", "without foresight", "with foresight", "worst round")
+    told = DIFFERENT.format(costs=COSTS, first=LEARNT + 1, last=rounds)
+    return section("Rounds that differ", told, head, rows)
 
 
 def vary(folder: Path, name: str, budget: float, inserted: float, effort: float, rounds: int) -> Varied:

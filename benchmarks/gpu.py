@@ -13,6 +13,10 @@ It writes gpu.md and gpu.json there; `--parts torch,tests` chooses. Each part is
     cupy-steps   a step of training on CuPy's arrays, within budgets, and under limits of the allocator
     jax      gradients under jit in several ways: the peak of bytes in use by the device's statistics, milliseconds
 
+Compare the ratios, which were taken in one run. *Repeated* operators are those of one step, and *foresight* is what the
+block did about the next steps when it was timed. Where plain training, run *again*, has other losses, its kernels are
+not deterministic, and other losses in a block say nothing.
+
 Without a device it says so, writes nothing, and the exit status is 2; it is 1 if a part failed.
 """
 
@@ -43,12 +47,6 @@ PARTS: Final = {
 }
 """Each in a module of its own libraries, of which some may not be there."""
 
-ABOUT: Final = """\
-Made by `python benchmarks/gpu.py`. Compare the ratios, which were taken in one run. Peaks are those of the device's own
-statistics. *Repeated* operators are those of one step, and *foresight* is what the block did about the next steps when
-it was timed. Where plain training, run *again*, has other losses, its kernels are not deterministic, and other losses
-in a block say nothing."""
-
 Table = list[dict[str, Any]]
 """What was seen, by whatever name."""
 
@@ -78,7 +76,7 @@ def main() -> None:
         found[part] = in_time(part, options.small, end - perf_counter())
         print(section(part, found[part]), flush=True)
         sections = [section(name, table) for name, table in found.items()]
-        text = page("# On a GPU", ABOUT, *sections, machine=machine)
+        text = page("On a GPU", __doc__, *sections, machine=machine)
         write(options.into, "gpu", text, {"machine": machine, "parts": found})  # now: the machine's time may be up
     if any("failed" in row for table in found.values() for row in table):
         raise SystemExit(1)

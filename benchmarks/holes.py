@@ -1,10 +1,11 @@
-"""Whether more memory can hurt: a fine grid of budgets on recorded iterations.
+"""Whether more memory can hurt: recorded training iterations, replayed at a fine grid of budgets.
+
+A budget works if the run finishes with an overhead of at most 2. A *hole* is a budget that fails although a smaller one
+works. A budget is *worse* if its overhead is over 3 % higher than that of a smaller one. Overheads come from replays
+with a virtual clock, so they are the same on every machine. The default policy runs as in the library, a published one
+as in its authors' simulator. With the compiled form the grid takes some ten minutes.
 
     python benchmarks/holes.py TRACES_FOLDER [--step 0.004] [--noise 4] [--into docs/results]
-
-writes holes.md. A hole is a budget that fails (out of memory, or an overhead above 2) although a smaller one works.
-Overheads come from replays with a virtual clock, so they are the same on every machine. With the compiled form the grid
-takes some ten minutes. The default policy runs as in the library, a published one as in its authors' simulator.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import sys
 from time import perf_counter
 from typing import Final
 
-from _common import ROOT, arguments, markdown, page, say, write
+from _common import ROOT, arguments, markdown, page, publish, say
 
 sys.path.insert(0, str(ROOT / "tests" / "simulator"))
 from grids import Grid, grid, measure, noisy  # where the tests that use them are, too
@@ -24,15 +25,6 @@ TRACES: Final = ("unet", "resnet32", "transformer", "treelstm", "unroll_gan")
 NOISY: Final = ("unet", "resnet32")
 DRAWN: Final = 0.31
 """The largest budget that is drawn: above it all work."""
-
-HEAD: Final = """# Holes
-
-Can more memory hurt? Recorded training iterations were replayed at budgets from {least} to 0.9 of the peak in steps of
-{step}. A budget works if the run finishes with an overhead of at most 2. A *hole* is a budget that fails although a
-smaller one works. A budget is *worse* if its overhead is over 3 % higher than that of a smaller one. Made by `python
-benchmarks/holes.py FOLDER`.
-
-"""
 
 
 def main() -> None:
@@ -60,7 +52,9 @@ def main() -> None:
             noise.append((name, str(seed), *_row(measure(noisy(program, seed), budgets))))
     names = ("smallest that works", "holes", "worse", "largest ratio to a smaller one")
     text = page(
-        HEAD.format(least=f"{options.least:g}", step=f"{options.step:g}"),
+        "Holes",
+        __doc__,
+        f"Budgets are from {options.least:g} to 0.9 of the peak, in steps of {options.step:g}.",
         markdown(("trace", "policy", *names), rows),
         f"The same from {options.least:g} to {DRAWN}; above that, all work: "
         "`#` works, `.` fails, `+` works but is worse than a smaller one.",
@@ -68,8 +62,7 @@ def main() -> None:
         "The default policy, with every cost multiplied by a random number from 0.6 to 1.67:",
         markdown(("trace", "seed", *names), noise),
     )
-    print(text)
-    write(options.into, "holes", text)
+    publish(options.into, "holes", text)
 
 
 def _row(found: Grid) -> tuple[str, ...]:

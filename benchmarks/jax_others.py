@@ -2,8 +2,11 @@
 
 `python benchmarks/jax_others.py --into docs/results` writes jax-others.md there; `--programs "linen resnet,haiku"`
 chooses. It needs flax, optax, equinox, diffrax, numpyro, blackjax, dm-haiku and orbax-checkpoint, and reports which of
-them are missing. For each program the plain function is compiled with jax.jit, then planned within a share of its
-temporaries.
+them are missing. Each program is compiled by `jax.jit` ("plain"), then planned within a share of the temporaries that
+plain needs. "Difference" is the largest difference in any result, as a share of the largest element of the same array.
+For arrays whose elements are all below 1e-6 of the largest element of all results, it is a share of that largest
+element. "Planning" is everything before the planned function is compiled: tracing, planning, and compilations that
+check how much memory is needed.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ from typing import Any, Final
 
 import jax
 import numpy as np
-from _common import apart, arguments, facts, markdown, page, say, write
+from _common import apart, arguments, facts, markdown, page, say, section, write
 from _jax_other_programs import PROGRAMS, Program
 
 import recompute as rc
@@ -26,17 +29,6 @@ from recompute_jax import remat
 PACKAGES: Final = ("flax", "optax", "equinox", "diffrax", "numpyro", "blackjax", "dm-haiku", "orbax-checkpoint")
 SMALL: Final = 1e-6  # of the largest element of all results: what is smaller may be rounding
 SAME: Final = 2e-5  # of the largest element of each result
-
-HEAD: Final = """# JAX: programs of other libraries
-
-`recompute_jax.remat` on programs as users of flax, optax, equinox, diffrax, numpyro, blackjax, haiku and orbax write
-them, measured by `python benchmarks/jax_others.py --into docs/results`. Each program is compiled by `jax.jit`
-("plain"), then planned within a share of the temporaries that plain needs. "Difference" is the largest difference in
-any result, as a share of the largest element of the same array. For arrays whose elements are all below 1e-6 of the
-largest element of all results, it is a share of that largest element. "Planning" is everything before the planned
-function is compiled: tracing, planning, and compilations that check how much memory is needed.
-
-"""
 
 
 @dataclass
@@ -179,7 +171,7 @@ def _copied(tree: Any) -> Any:
 
 def parts(lines: list[Line], missing: list[str], zeros: list[list[str]], cache: list[list[str]]) -> list[str]:
     """All of the page but the machine."""
-    found = [HEAD, f"Correct and within the budget: {sum(line.is_right for line in lines)} of {len(lines)}."]
+    found = [f"Correct and within the budget: {sum(line.is_right for line in lines)} of {len(lines)}."]
     found.append(markdown(HEADER, [_cells(line) for line in lines]))
     names = dict.fromkeys((line.name, line.what) for line in lines)
     found += ["The programs:", "\n".join(f"* {name}: {what}" for name, what in names)]
@@ -190,26 +182,20 @@ def parts(lines: list[Line], missing: list[str], zeros: list[list[str]], cache: 
     if missing:
         found.append("Not measured: " + "; ".join(missing) + ".")
     if zeros:
-        found += ["## Gradients that are zero", ZEROS, markdown(HEADER_OF_ZEROS, zeros)]
+        head = (
+            "leaf | largest element | share of the largest gradient | difference without jit | difference when planned"
+        )
+        found.append(section("Gradients that are zero", ZEROS, head, zeros))
     if cache:
-        header = ["process", "planning, s", "compiling, s", "sum of results"]
-        found += ["## The persistent compilation cache", CACHE, markdown(header, cache)]
+        head = "process | planning, s | compiling, s | sum of results"
+        found.append(section("The persistent compilation cache", CACHE, head, cache))
     return found
 
 
-HEADER: Final = [
-    "program",
-    "equations",
-    "plain, MB",
-    "compile plain, s",
-    "budget",
-    "budget, MB",
-    "planned, MB",
-    "overhead",
-    "planning, s",
-    "compile planned, s",
-    "difference",
-]
+HEADER: Final = (
+    "program | equations | plain, MB | compile plain, s | budget | budget, MB | planned, MB | overhead | planning, s | "
+    "compile planned, s | difference"
+)
 
 
 def _cells(line: Line) -> list[str]:
@@ -229,23 +215,14 @@ def _cells(line: Line) -> list[str]:
     ]
 
 
-ZEROS: Final = """Adding the same number to all scores of a softmax changes nothing, so the gradient with respect to the
-bias of the keys of an attention layer is zero. In float32 only rounding errors are left, and these depend on the order
-of sums: they differ between `jax.jit` and JAX without jit as much as between `jax.jit` and a plan. The table has every
-leaf of the transformer's gradient that is below 1e-6 of the largest, with differences as shares of the leaf's own size.
-
-"""
-HEADER_OF_ZEROS: Final = [
-    "leaf",
-    "largest element",
-    "share of the largest gradient",
-    "difference without jit",
-    "difference when planned",
-]
-CACHE: Final = """Two processes run the same program, one after the other, with `jax_compilation_cache_dir` set. The
-cache also holds the compilations that only check memory. A plan can also be saved; then there is no search at all.
-
-"""
+ZEROS: Final = """\
+Adding the same number to all scores of a softmax changes nothing, so the gradient with respect to the bias of the keys
+of an attention layer is zero. In float32 only rounding errors are left, and these depend on the order of sums: they
+differ between `jax.jit` and JAX without jit as much as between `jax.jit` and a plan. The table has every leaf of the
+transformer's gradient that is below 1e-6 of the largest, with differences as shares of the leaf's own size."""
+CACHE: Final = """\
+Two processes run the same program, one after the other, with `jax_compilation_cache_dir` set. The cache also holds the
+compilations that only check memory. A plan can also be saved; then there is no search at all."""
 
 
 def _mega(size: int) -> str:
@@ -271,7 +248,7 @@ def main() -> None:
                 cache = cached_twice()
         except ImportError as error:
             missing.append(f"{name} ({error.name} is not installed)")
-        text = page(*parts(lines, missing, zeros, cache), machine=machine)
+        text = page("JAX: programs of other libraries", __doc__, *parts(lines, missing, zeros, cache), machine=machine)
         write(options.into, "jax-others", text)
     print(text)
 

@@ -1,8 +1,10 @@
-"""What planning costs: processor time of `remat(fn, of_peak=share).plan(...)` beside that of XLA's compile of `fn`.
+"""What planning costs: processor seconds of `remat(fn, of_peak=share).plan(...)` beside those of XLA's compile of `fn`.
 
-`python benchmarks/jax_planning.py --into docs/results` writes jax-planning.md there; `--programs chain` chooses.
-Planning is everything before the compilation of the planned function: tracing, planning, and compilations to see how
-much memory XLA needs. The plain function is traced, lowered and compiled with the options that the planned one has.
+`python benchmarks/jax_planning.py --into docs/results` writes jax-planning.md there; `--programs chain` chooses. `fn`
+is `value_and_grad` of a loss. Planning is everything before the compilation of the planned function: tracing, planning,
+and compilations to see how much memory XLA needs. The plain function is traced, lowered and compiled with the same
+scheduler. Equations include those of inner functions. Overhead is the planner's: the cost of all runs divided by that
+of each once.
 """
 
 from __future__ import annotations
@@ -21,26 +23,10 @@ from recompute_jax import remat
 from recompute_jax._program.segments import size_of
 
 MEMORY: Final[dict[str, Any]] = {"xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"}
-HEAD: Final = """# JAX: what planning costs
-
-Processor seconds of `planned(fn, of_peak=share).plan(...)`, by `python benchmarks/jax_planning.py --into docs/results`,
-beside those to trace, lower and compile the plain function with the same scheduler. `fn` is `value_and_grad` of a loss.
-Equations include those of inner functions. Overhead is the planner's: the cost of all runs divided by that of each
-once.
-
-"""
-HEADER: Final = [
-    "program",
-    "equations",
-    "plain s",
-    "share",
-    "budget kB",
-    "compiled kB",
-    "overhead",
-    "compilations",
-    "planning s",
-    "planning / plain",
-]
+HEADER: Final = (
+    "program | equations | plain s | share | budget kB | compiled kB | overhead | compilations | planning s | "
+    "planning / plain"
+)
 
 
 def normal(count: int, *shape: int) -> Any:
@@ -162,7 +148,7 @@ def main() -> None:
     for name in options.programs.split(","):
         say(name)
         lines += measure(name)
-        text = page(HEAD, markdown(HEADER, lines), machine=machine)
+        text = page("JAX: what planning costs", __doc__, markdown(HEADER, lines), machine=machine)
         write(options.into, "jax-planning", text)
     print(text)
 

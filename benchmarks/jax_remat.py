@@ -1,12 +1,17 @@
-"""Measures `recompute_jax.remat` against plain jit and the best jax.checkpoint, on the same models in one run.
+"""`recompute_jax.remat` compared with plain jit and with the best jax.checkpoint, on the same models in one run.
 
-`python benchmarks/jax_remat.py --into docs/results` writes jax.md and jax.json there; `--models mlp,scan` chooses. For
-each model the gradient of a loss is compiled plainly (its temporaries are the baseline), within shares of the baseline,
-and with jax.checkpoint: whole, per layer and in blocks of k, under every policy, with both schedulers of XLA on CPU.
-Memory is `memory_analysis().temp_size_in_bytes`. Configurations are compiled without LLVM's optimizations for their
-memory and FLOPs, which these do not change; those that nothing beats in both are compiled fully and timed, in turns
-with the others. FLOPs are XLA's own count, but for scans, whose bodies it counts once: there they are counted from the
-equations.
+`python benchmarks/jax_remat.py --into docs/results` writes jax.md and jax.json there. For each model the gradient of a
+loss is compiled plainly (its temporaries are the baseline), within shares of the baseline, and with jax.checkpoint:
+whole, per layer and in blocks of k, under every policy, with both schedulers of XLA on CPU. Memory is the size of XLA's
+temporaries (`memory_analysis().temp_size_in_bytes`). Configurations are compiled without LLVM's optimizations for their
+memory and FLOPs, which these do not change; those that nothing beats in both are compiled fully and timed. FLOPs are
+XLA's own count, but for scans, whose bodies it counts once: there they are counted from the equations.
+
+Times: after a warm-up run, all compiled programs of a model run once per round, in order and then in reverse order.
+"ms" is a program's median. Two programs are compared by the ratio of their times in the same round (the median over all
+rounds), so that other work on the machine affects both alike. Plain jit is compiled and timed twice; how far the ratio
+of the two is from 1 is the noise of that model. CPU time is that of all threads of the process; other programs disturb
+it less. Nothing here was measured on a GPU.
 """
 
 from __future__ import annotations
@@ -206,7 +211,7 @@ def main() -> None:
     results: list[Result] = []
     for name in options.models.split(","):
         results.append(measure(MODELS[name](), options.seconds))
-        text = page(*parts(results), machine=machine)
+        text = page("JAX under jit: memory, FLOPs and time", __doc__, *parts(results), machine=machine)
         figures = {"facts": machine, "results": [asdict(result) for result in results]}
         write(options.into, "jax", text, figures)
     print(text)

@@ -1,10 +1,11 @@
 """Calls remembered within a memory budget: frames of a film, smoothed over time, and asked for in several passes.
 
-Each way runs in its own process, so that the peak of the process's memory is its own, too. Every frame is made from its
-number, smoothed in space, averaged with its neighbours, and compared with the average; then a few passes ask for what
-looks interesting, forwards and backwards.
+A program creates 120 frames of 2.1 MB, smooths each, averages it with its neighbours, and compares it with the average:
+360 values, 755 MB in all. It reads the results forwards, at 20 places, and backwards, with a budget of 100 MB for
+results. All ways give the same numbers. Memory is the growth of the process's resident memory, the functions' temporary
+arrays included; each way runs in its own process. The guide is [a cache of calls](../memoize.md).
 
-    python benchmarks/memoize.py     writes docs/results/memoize.md
+`python benchmarks/memoize.py` writes docs/results/memoize.md.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from functools import cache, lru_cache
 from typing import Any
 
 import numpy as np
-from _common import arguments, facts, markdown, page, write
+from _common import arguments, facts, markdown, page, publish
 from _ways import Taken, all_ways, counts, note_files, taken
 
 import recompute as rc
@@ -157,16 +158,6 @@ WAYS: dict[str, tuple[str, Callable[[], list[float]]]] = {
 }
 
 
-HEAD = f"""# A cache of calls, measured
-
-A program creates {FRAMES} frames of {BYTES / 1e6:.1f} MB, smooths each, and averages it with its neighbours:
-{3 * FRAMES} values, {3 * FRAMES * BYTES / 1e6:,.0f} MB in all. It reads the results forwards, at 20 places, and
-backwards, with a budget of {BUDGET / 1e6:.0f} MB for results. All ways give the same numbers. Memory is the growth of
-the process's resident memory, the functions' temporary arrays included. Measured by `python benchmarks/memoize.py`; the
-guide is [a cache of calls](../memoize.md).
-"""
-
-
 def measure(way: str) -> Taken:
     load(0), smooth(load(0))
     counts.clear()
@@ -182,7 +173,7 @@ def main() -> None:
         for way, one in all_ways(WAYS, measure).items()
     ]  # fmt: skip
     table = markdown(("way", "CPU time", "elapsed", "memory", "on disk", "calls computed"), lines)
-    write(options.into, "memoize", page(HEAD, table, machine=machine))
+    publish(options.into, "memoize", page("A cache of calls, measured", __doc__, table, machine=machine))
 
 
 if __name__ == "__main__":

@@ -1,8 +1,11 @@
 """Plans on recorded training iterations: what is possible if the future is known, compared with earlier figures.
 
-    python benchmarks/plans.py TRACES_FOLDER [--time-limit 15] [--into docs/results]
+Overheads of schedules that were planned in advance, for four training iterations that the DTR authors recorded. `own`
+is the library's planner, which searches until the time limit, one plan per core; the other two are Chen's. They are
+compared with the best figures known before, and with the default policy, which knows only the past. An empty cell means
+that the method has no plan for that budget, or that no figure is known. Every plan is checked by the verifier.
 
-writes plans.md. Every plan is verified. The planner searches until the time limit (in seconds), one plan per core.
+    python benchmarks/plans.py TRACES_FOLDER [--time-limit 15] [--into docs/results]
 """
 
 from __future__ import annotations
@@ -10,7 +13,7 @@ from __future__ import annotations
 from concurrent.futures import ProcessPoolExecutor
 from typing import Final
 
-from _common import arguments, facts, markdown, page, write
+from _common import arguments, facts, markdown, page, publish
 
 from recompute.planners import PlanError, plan, verify
 from recompute.simulator import simulate
@@ -26,15 +29,6 @@ BEFORE: Final = {
     "transformer": {0.5: 1.049, 0.3: 1.080, 0.2: 1.135, 0.15: 1.200},
 }
 """The best figures known before: some fifty policies that know the next use, and local search over their weights."""
-
-HEAD: Final = """# Plans
-
-Overheads of schedules that were planned in advance, for the four training iterations that the DTR authors recorded.
-`own` is the library's planner; the other two are Chen's. They are compared with the best figures known before, and with
-the default policy, which knows only the past. An empty cell means that the method has no plan for that budget, or that
-no figure is known. Every plan was checked by the verifier. Made by `python benchmarks/plans.py FOLDER`.
-
-"""
 
 
 def main() -> None:
@@ -59,9 +53,7 @@ def main() -> None:
         lines = [(label, *(f"{cell:.4f}" if cell else "" for cell in row)) for label, row in rows]
         parts += [f"## {name}", markdown(("method", *map(str, BUDGETS)), lines)]
     parts.append(f"The library's planner had {options.time_limit:g} seconds on one core for each plan.")
-    text = page(HEAD, *parts, machine=machine)
-    print(text)
-    write(options.into, "plans", text)
+    publish(options.into, "plans", page("Plans", __doc__, *parts, machine=machine))
 
 
 def _overhead(job: tuple[str, float, str, float]) -> float | None:

@@ -1,9 +1,13 @@
 """Which members of the planner's portfolio ever win.
 
-    python benchmarks/portfolio.py TRACES_FOLDER [--effort 0.1] [--only traces,random] [--into docs/results]
+The library's planner begins its search with several orders of runs, the starts. Whatever plans is run as its users do,
+and each call of the planner is watched. For each member of the portfolio it is counted how often it had a start that
+fits, how often no other start was cheaper, and how often all others were more expensive. "Cases" are calls of the
+planner with a budget below what the program takes by itself. "online" is the run of the default policy, "future" DTR
+with the future known, "fitted" the program made to fit, with other random numbers each time. Nothing is timed, and
+planning effort is counted in steps.
 
-writes portfolio.md. Whatever plans is run as its users do, and each call of the planner is watched: which members had a
-start that fits, and which one's was the cheapest. Nothing is timed, and planning effort is counted in steps.
+    python benchmarks/portfolio.py TRACES_FOLDER [--effort 0.1] [--only traces,random] [--into docs/results]
 """
 
 from __future__ import annotations
@@ -16,7 +20,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from _common import arguments, markdown, page, say, write
+from _common import arguments, page, say, section, write
 from random_programs import random_program
 
 import recompute as rc
@@ -32,16 +36,6 @@ from recompute.traces import Program, read
 TRACES: Final = ("unet", "resnet32", "transformer", "treelstm", "unroll_gan")
 BUDGETS: Final = (0.9, 0.7, 0.5, 0.4, 0.3, 0.2, 0.15, 0.1)
 SAME: Final = 1e-9
-
-HEAD: Final = """# The planner's portfolio
-
-The library's planner begins its search with several orders of runs, the starts. This page counts, for each member of
-the portfolio, how often it had a start that fits, how often no other start was cheaper, and how often all others were
-more expensive. "Cases" are calls of the planner with a budget below what the program takes by itself. "online" is the
-run of the default policy, "future" DTR with the future known, "fitted" the program made to fit, with other random
-numbers each time. Made by `python benchmarks/portfolio.py FOLDER`.
-
-"""
 
 
 class Watch:
@@ -202,16 +196,16 @@ def main() -> None:
         "jax": ("JAX: functions within a budget", jax_programs),
         "torch": ("PyTorch: compiled steps", torch_programs),
     }
-    parts = [HEAD]
+    parts = []
     for name in options.only.split(",") if options.only else groups:
         title, run = groups[name]
         say(title)
         with Watch() as watch:
             run()
         head = ["member", "fits", "cheapest", "the only cheapest"]
-        parts.append(f"## {title}\n\n{watch.cases} cases.\n\n{markdown(head, watch.rows())}")
+        parts.append(section(title, f"{watch.cases} cases.", head, watch.rows()))
         print(parts[-1])
-    write(options.into, "portfolio", page(*parts))
+    write(options.into, "portfolio", page("The planner's portfolio", __doc__, *parts))
 
 
 if __name__ == "__main__":

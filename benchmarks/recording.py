@@ -13,7 +13,7 @@ from tempfile import TemporaryDirectory
 from time import perf_counter
 from typing import Any
 
-from _common import Measure, Report, Row, in_turns, main, row, say
+from _common import MICRO, Measure, Report, in_turns, main, say
 from _operations import get_resident, last_kept
 
 import recompute as rc
@@ -77,15 +77,14 @@ def measure(quick: bool) -> Report:
             "write an event, plain": lambda: writing(count, Path(folder) / "events.jsonl"),
             "write an event, compressed": lambda: writing(count, Path(folder) / "events.jsonl.gz"),
         }
-        for name, seconds in in_turns(measures, 2 if quick else 7).items():
-            report.rows.append(row(name, seconds))
+        found = in_turns(measures, 2 if quick else 7)
+        for name, seconds in found.items():
+            report.row(name, [taken / MICRO for taken in seconds])
         for name, path in (("plain", plain), ("compressed", zipped)):
-            size = os.path.getsize(path) / (3 * count)
-            report.rows.append(Row(f"size of an event, {name}", size, size, "bytes"))
-    least = {row.name: row.least for row in report.rows}
+            report.row(f"size of an event, {name}", [os.path.getsize(path) / (3 * count)], "bytes")
     for name in ("plain trace", "compressed trace"):
-        ratio = least[f"operation, {name}"] / least["operation, no trace"]
-        report.rows.append(Row(f"operation: {name} / none", ratio, ratio, "times"))
+        ratio = min(found[f"operation, {name}"]) / min(found["operation, no trace"])
+        report.row(f"operation: {name} / none", [ratio], "times")
     return report
 
 

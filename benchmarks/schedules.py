@@ -1,8 +1,10 @@
 """Adjoint schedules: forward steps executed, compared with the optimum and the schedules of checkpoint_schedules.
 
-    python benchmarks/schedules.py [--into docs/results] [--quick]
+A snapshot is the restart data of one step. The adjoint dependencies of a step are as large as a snapshot, or are never
+stored ("restart data only"). Steps and modelled seconds are counted, the same on every machine. It takes about four
+minutes.
 
-writes schedules.md. It counts steps and modelled seconds, the same on every machine; it takes about four minutes.
+    python benchmarks/schedules.py [--into docs/results] [--quick]
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from time import perf_counter
 from typing import Any, Final
 
 import numpy as np
-from _common import arguments, facts, page, say, write
+from _common import arguments, facts, markdown, page, publish, say, section
 from checkpoint_schedules import (
     EndReverse,
     Forward,
@@ -30,14 +32,8 @@ from checkpoint_schedules import (
 from recompute_schedules import Schedule
 
 LARGE: Final = 10**9
+REVOLVE: Final = "`MultistageCheckpointSchedule` (revolve)"
 KNOWN: Final = {"mixed": (6.85, 3.92, 2.82, 2.13, 1.95, 1.93), "revolve": (7.28, 4.62, 3.74, 3.09, 2.94, None)}
-
-HEAD: Final = """# Adjoint schedules
-
-How many forward steps a schedule executes, counted by `python benchmarks/schedules.py`. A snapshot is the restart data
-of one step. The adjoint dependencies of a step are as large as a snapshot, or are never stored ("restart data only").
-
-"""
 
 
 def follow(schedule: Any, steps: int, seconds: Any = None) -> tuple[float, int, int, float]:
@@ -78,34 +74,33 @@ def steps_of(steps: int, slots: int, deps: int, known: bool = True) -> int:
 
 
 def known_length() -> Iterator[str]:
+    rows: dict[str, list[str]] = {"`Schedule`": [], "`Schedule`, restart data only": [], REVOLVE: []}
     columns = (5, 10, 20, 40, 60, 80)
-    yield "## Known length\n\nForward steps executed per step, for 1,000 steps, by the number of snapshots.\n\n"
-    yield f"| | {' | '.join(map(str, columns))} |\n|---|{'---|' * len(columns)}\n"
-    rows: dict[str, list[str]] = {}
     for slots in columns:
         say(f"known length, {slots}")
-        rows.setdefault("`Schedule`", []).append(f"{steps_of(1000, slots, 1) / 1000:.3f}")
-        rows.setdefault("`Schedule`, restart data only", []).append(f"{steps_of(1000, slots, LARGE) / 1000:.3f}")
         multistage = follow(MultistageCheckpointSchedule(1000, slots, 0), 1000)[0]
-        rows.setdefault("`MultistageCheckpointSchedule` (revolve)", []).append(f"{multistage / 1000:.3f}")
-    yield from [f"| {name} | {' | '.join(cells)} |\n" for name, cells in rows.items()]
-    for name, cells in KNOWN.items():
-        yield f"| earlier figures, {name} | {' | '.join('' if cell is None else str(cell) for cell in cells)} |\n"
-    yield "\nWithout Numba, `MixedCheckpointSchedule` is slow, so here are forward steps for only 250 steps:\n\n"
-    yield "| snapshots | `Schedule` | `MixedCheckpointSchedule` |\n|---|---|---|\n"
+        for cells, steps in zip(
+            rows.values(), (steps_of(1000, slots, 1), steps_of(1000, slots, LARGE), multistage), strict=True
+        ):
+            cells.append(f"{steps / 1000:.3f}")
+    rows |= {
+        f"earlier figures, {name}": ["" if cell is None else str(cell) for cell in cells]
+        for name, cells in KNOWN.items()
+    }
+    what = "Forward steps executed per step, for 1,000 steps, by the number of snapshots."
+    yield section("Known length", what, ("", *map(str, columns)), [(name, *cells) for name, cells in rows.items()])
+    lines = []
     for slots in (5, 10, 20, 40):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             theirs = follow(MixedCheckpointSchedule(250, slots, storage=StorageType.RAM), 250)[0]
-        yield f"| {slots} | {steps_of(250, slots, 1)} | {theirs:.0f} |\n"
+        lines.append((str(slots), str(steps_of(250, slots, 1)), f"{theirs:.0f}"))
+    yield "Without Numba, `MixedCheckpointSchedule` is slow, so here are forward steps for only 250 steps:"
+    yield markdown(("snapshots", "`Schedule`", "`MixedCheckpointSchedule`"), lines)
 
 
-def two_tiers() -> Iterator[str]:
-    yield (
-        "\n## RAM and a disk\n\n150 steps, restart data only. Total cost in forward steps; a write or a read costs as "
-        "much as one step. In parentheses: the number of writes and reads.\n\n| in RAM, on disk | `Schedule` | "
-        "`HRevolve` |\n|---|---|---|\n"
-    )
+def two_tiers() -> str:
+    lines = []
     for ram, disk in ((2, 2), (3, 5), (5, 10)):
         say(f"two tiers, {ram} and {disk}")
         ours = Schedule(
@@ -116,7 +111,12 @@ def two_tiers() -> Iterator[str]:
         for schedule in (ours, theirs):
             steps, _, _, transfers = follow(schedule, 150)
             cells.append(f"{steps + transfers:.0f} ({transfers})")
-        yield f"| {ram}, {disk} | {' | '.join(cells)} |\n"
+        lines.append((f"{ram}, {disk}", *cells))
+    what = (
+        "150 steps, restart data only. Total cost in forward steps; a write or a read costs as much as one step. In "
+        "parentheses: the number of writes and reads."
+    )
+    return section("RAM and a disk", what, ("in RAM, on disk", "`Schedule`", "`HRevolve`"), lines)
 
 
 def wang(steps: int, slots: int) -> float:
@@ -144,11 +144,7 @@ def wang(steps: int, slots: int) -> float:
 
 def unknown_length(quick: bool) -> Iterator[str]:
     lengths = (10, 14, 30, 100, 300, 1000, 10_000, *(() if quick else (100_000,)))
-    yield (
-        "\n## Unknown length\n\nForward steps of the online schedule divided by those of the optimal schedule for the "
-        "known length: with dependencies / with restart data only.\n\n"
-    )
-    yield f"| snapshots | {' | '.join(f'{length:,}' for length in lengths)} |\n|---|{'---|' * len(lengths)}\n"
+    lines = []
     for slots in (5, 10, 20, 40, 80):
         cells = []
         for length in lengths:
@@ -159,42 +155,43 @@ def unknown_length(quick: bool) -> Iterator[str]:
             ratios = [steps_of(length, slots, d, False) / steps_of(length, slots, d) for d in (1, LARGE)]
             cells.append(f"{ratios[0]:.3f} / {ratios[1]:.3f}")
             say(f"unknown length, {slots}, {length}: {cells[-1]} in {perf_counter() - start:.1f} s")
-        yield f"| {slots} | {' | '.join(cells)} |\n"
+        lines.append((str(slots), *cells))
+    what = (
+        "Forward steps of the online schedule divided by those of the optimal schedule for the known length: with "
+        "dependencies / with restart data only."
+    )
+    yield section("Unknown length", what, ("snapshots", *[f"{length:,}" for length in lengths]), lines)
     worst = []
     for slots in range(5, 21):
         ratios = {n: steps_of(n, slots, 1, False) / steps_of(n, slots, 1) for n in range(10, 41)}
         worst += [(ratio, slots, n) for n, ratio in ratios.items()]
     over = sorted(((slots, n, f"{ratio:.3f}") for ratio, slots, n in worst if ratio > 1.15))
     yield (
-        f"\nFor all lengths from 10 to 40 with 5 to 20 snapshots, the worst ratio is {max(worst)[0]:.3f}. Above 1.15 "
+        f"For all lengths from 10 to 40 with 5 to 20 snapshots, the worst ratio is {max(worst)[0]:.3f}. Above 1.15 "
         f"are (snapshots, length, ratio): {', '.join(map(str, over))}. There the optimal schedule "
         "stores the dependencies of every step but the last, because it knows which step that is. An online schedule "
-        "does not, so it needs restart data, and room for them.\n\n"
+        "does not, so it needs restart data, and room for them."
     )
-    yield "Other online schedules, restart data only, relative to the same optimum. In parentheses: the snapshots that "
-    yield "they need in RAM + on disk.\n\n"
-    yield "| snapshots, steps | `Schedule` | rule of Wang, Moin and Iaccarino, as implemented in the benchmark | "
-    yield "`TwoLevelCheckpointSchedule` |\n"
-    yield "|---|---|---|---|\n"
+    lines = []
     for slots, length in ((5, 300), (10, 300), (20, 300), (10, 1000)):
         best = steps_of(length, slots, LARGE)
         two = TwoLevelCheckpointSchedule(max(2, length // slots), slots, binomial_storage=StorageType.RAM)
         steps, in_ram, on_disk, _ = follow(two, length)
-        yield (
-            f"| {slots}, {length} | {steps_of(length, slots, LARGE, False) / best:.3f} | "
-            f"{wang(length, slots) / best:.3f} | {steps / best:.3f} ({in_ram} + {on_disk}) |\n"
-        )
-
-
-def unequal() -> Iterator[str]:
+        online = f"{steps_of(length, slots, LARGE, False) / best:.3f}"
+        theirs = f"{steps / best:.3f} ({in_ram} + {on_disk})"
+        lines.append((f"{slots}, {length}", online, f"{wang(length, slots) / best:.3f}", theirs))
     yield (
-        "\n## Steps of unequal cost\n\nModelled seconds of all forward steps: `Schedule`, planned with the costs of "
-        "the steps / revolve = ratio. 400 steps with a mean cost of 1 second, restart data only.\n\n"
-        "| snapshots | constant | ramp, 1 to 10 | bursts of 10 steps, 10 times as long |\n"
-        "|---|---|---|---|\n"
+        "Other online schedules, restart data only, relative to the same optimum. In parentheses: the snapshots that "
+        "they need in RAM + on disk."
     )
+    rule = "rule of Wang, Moin and Iaccarino, as implemented in the benchmark"
+    yield markdown(("snapshots, steps", "`Schedule`", rule, "`TwoLevelCheckpointSchedule`"), lines)
+
+
+def unequal() -> str:
     steps = 400
     kinds = [np.ones(steps), np.linspace(1, 10, steps), np.where(np.arange(steps) % 50 < 10, 10.0, 1.0)]
+    lines = []
     for slots in (5, 10, 20):
         cells = []
         for kind in kinds:
@@ -204,7 +201,13 @@ def unequal() -> Iterator[str]:
             ours = follow(schedule, steps, seconds)[0]
             cells.append(f"{ours:.0f} / {revolve:.0f} = {ours / revolve:.3f}")
         say(f"unequal, {slots}: {cells}")
-        yield f"| {slots} | {' | '.join(cells)} |\n"
+        lines.append((str(slots), *cells))
+    what = (
+        "Modelled seconds of all forward steps: `Schedule`, planned with the costs of the steps / revolve = ratio. 400 "
+        "steps with a mean cost of 1 second, restart data only."
+    )
+    head = ("snapshots", "constant", "ramp, 1 to 10", "bursts of 10 steps, 10 times as long")
+    return section("Steps of unequal cost", what, head, lines)
 
 
 def draw(path: Path) -> None:
@@ -251,8 +254,8 @@ def main() -> None:
         draw(options.picture)
         return
     machine = facts()
-    parts = "".join((*known_length(), *two_tiers(), *unequal(), *unknown_length(options.quick)))
-    write(options.into, "schedules", page(HEAD, parts, machine=machine))
+    parts = (*known_length(), two_tiers(), unequal(), *unknown_length(options.quick))
+    publish(options.into, "schedules", page("Adjoint schedules", __doc__, *parts, machine=machine))
 
 
 if __name__ == "__main__":

@@ -1,9 +1,11 @@
 """Evidence on recorded training iterations: the published figures, the default policy, the time that a replay takes.
 
-    python benchmarks/simulator.py TRACES_FOLDER [--into docs/results]
+Overheads by budget, as a share of the peak, on four training iterations that the DTR authors recorded. The published
+policies run as in their authors' simulator, the default as in the library. `oom`: something did not fit; `thrash`: the
+overhead is above 2. Times are those of one process, one replay after the other; ratios between policies come from one
+run. The figures of the published simulator are in tests/simulator/published_figures.py.
 
-writes simulator.md and simulator.json. Times are those of one process, one replay after the other; ratios between
-policies come from one run. The figures of the published simulator are in tests/simulator/published_figures.py.
+    python benchmarks/simulator.py TRACES_FOLDER [--into docs/results]
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ import sys
 from time import perf_counter
 from typing import Any, Final
 
-from _common import ROOT, arguments, facts, markdown, page, say, write
+from _common import ROOT, arguments, facts, page, publish, say, section
 
 sys.path.insert(0, str(ROOT / "tests" / "simulator"))
 from published_figures import BUDGETS, FIGURES  # where the tests that use them are, too
@@ -25,14 +27,6 @@ POLICIES: Final = ("default", "dtr-eq", "dtr", "dtr-local", "msps", "lru", "size
 
 AUTHORS: Final = {"unet": 0.1, "treelstm": 8.0}
 """Seconds that the authors' simulator takes for its slowest run with dtr-eq, on this class of machine."""
-
-HEAD: Final = """# Recorded programs, replayed
-
-Overheads by budget, as a share of the peak, on four training iterations that the DTR authors recorded. The published
-policies run as in their authors' simulator, the default as in the library. `oom`: something did not fit; `thrash`: the
-overhead is above 2. Made by `python benchmarks/simulator.py FOLDER`.
-
-"""
 
 
 def main() -> None:
@@ -51,7 +45,7 @@ def main() -> None:
             for policy in POLICIES
         }
         everything += [{**run.as_dict(), "trace": name} for group in runs.values() for run in group]
-        parts += _overheads(name, program, runs)
+        parts.append(_overheads(name, program, runs))
         for policy, group in runs.items():
             slowest = max(group, key=lambda run: run.seconds)
             known = AUTHORS.get(name) if policy == "dtr-eq" else None
@@ -67,24 +61,21 @@ def main() -> None:
             )
         say(f"{name}: read in {parsed:.2f} s")
     head = ("trace", "policy", "all nine budgets, s", "slowest, s", "slowest budget")
-    parts += ["## How long a replay takes", markdown((*head, "compared with the authors' simulator"), speeds)]
-    text = page(HEAD, *parts, machine=machine)
-    print(text)
-    write(options.into, "simulator", text, {"machine": machine, "runs": everything})
+    parts.append(section("How long a replay takes", "", (*head, "compared with the authors' simulator"), speeds))
+    text = page("Recorded programs, replayed", __doc__, *parts, machine=machine)
+    publish(options.into, "simulator", text, {"machine": machine, "runs": everything})
 
 
-def _overheads(name: str, program: Program, runs: dict[str, list[Run]]) -> list[str]:
+def _overheads(name: str, program: Program, runs: dict[str, list[Run]]) -> str:
     rows = []
     for policy, group in runs.items():
         figures = FIGURES.get((name, policy))
         off = "" if figures is None else f"{_difference(figures, group):.4f}"
         rows.append((policy, *[f"{run.overhead:.3f}" if run.overhead else run.status for run in group], off))
     peak = runs["default"][0].baseline_peak_bytes
-    return [
-        f"## {name}",
-        f"{len(program.calls):,} operations, {len(program.sizes):,} storages, a peak of {peak:,} bytes.",
-        markdown(("policy", *[f"{budget:.1f}" for budget in BUDGETS], "largest difference from published"), rows),
-    ]
+    what = f"{len(program.calls):,} operations, {len(program.sizes):,} storages, a peak of {peak:,} bytes."
+    head = ("policy", *[f"{budget:.1f}" for budget in BUDGETS], "largest difference from published")
+    return section(name, what, head, rows)
 
 
 def _difference(figures: list[float | None], group: list[Run]) -> float:

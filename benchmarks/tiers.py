@@ -1,9 +1,9 @@
-"""Tiers: recomputing, moving, or whichever is cheaper, on recorded training iterations and on this machine's disk.
+"""Recomputing evicted values, moving them to a slower tier, or doing whichever is cheaper.
+
+The simulated figures are the same on every machine. Those of the disk are wall time, the least of several runs, and
+depend on the machine. It takes about three minutes on two cores.
 
     python benchmarks/tiers.py TRACES_FOLDER [--only simulated|disk] [--into docs/results]
-
-writes tiers.md. The simulated figures are the same on every machine. Those of the disk are wall time, the least of
-several runs, and depend on the machine. It takes about three minutes on two cores.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-from _common import arguments, facts, page, say, write
+from _common import arguments, facts, page, publish, say, section
 from _ways import fastest
 
 import recompute as rc
@@ -45,72 +45,28 @@ LEAST: Final = {"unet": 0.24, "resnet32": 0.08, "transformer": 0.07, "treelstm":
 LEAST_TIER: Final = "25GB/s"
 LIMIT: Final = 20.0
 
-HEAD: Final = """# Tiers
-
-Recomputing evicted values, moving them to a slower tier, or doing whichever is cheaper; measured by `python
-benchmarks/tiers.py FOLDER`.
-
-"""
-
-SIMULATED: Final = """## Simulated
-
-Overheads on training iterations that the DTR authors recorded. Each cell: recomputing only / moving only (the least
-recently used first) / both (what a prototype reached with both). An asterisk marks figures more than 0.005 above the
-prototype, or more than 1 % above the better of the first two. "Blocks" means that a transfer stops the compute.
-"Overlaps" means that transfers share one link and run next to the compute, which gives a lower bound. Sources move,
-too.
-
-| | budget | blocks, 12 GB/s | blocks, 50 GB/s | overlaps, 12 GB/s | overlaps, 50 GB/s |
-|---|---|---|---|---|---|
-"""
-
-SMALLEST: Final = """
-### The smallest budget
-
-The smallest share of the peak, in steps of 0.01, at which a run finishes with an overhead of at most 20. Transfers run
-at 25 GB/s and stop the compute.
-
-| | recomputing only | moving only | both | known before, moving only |
-|---|---|---|---|---|
-"""
-
-PLANNED: Final = """
-### With the future known
-
-The overhead of plans (`planners.plan(..., tier=...)`, effort {effort:g}) that fetch evicted results or recompute them.
-Sources stay in memory, and transfers stop the compute.
-
-| | budget | no tier | 12 GB/s | 50 GB/s |
-|---|---|---|---|---|
-"""
 
 EFFORT: Final = 0.3
-
-DISK: Final = """
-## On a disk
-
-Wall time of a program under a budget, divided by its time without one; the least of {rounds} runs. `fit` parses files
-and makes several passes over features of them; `chain` goes through many states and back. "Both" moves what is
-expensive to compute; "ahead" does so in a thread, before the room is needed. In parentheses: megabytes written and
-read.
-
-| | disk | recomputing only | moving only | both | both, ahead |
-|---|---|---|---|---|---|
-"""
-
 
 # Simulated
 
 
+BLOCKING: Final = """\
+Overheads on training iterations that the DTR authors recorded. Each cell: recomputing only / moving only (the least
+recently used first) / both (what a prototype reached with both). An asterisk marks figures more than 0.005 above the
+prototype, or more than 1 % above the better of the first two. "Blocks" means that a transfer stops the compute.
+"Overlaps" means that transfers share one link and run next to the compute, which gives a lower bound. Sources move,
+too."""
+
+
 def simulated(folder: Path) -> Iterator[str]:
-    names = dict.fromkeys(name for name, _ in POINTS)
-    programs = {name: read(next(folder.glob(f"*{name}*"))) for name in names}
+    programs = {name: read(folder / f"{name}.jsonl") for name in dict.fromkeys(name for name, _ in POINTS)}
     peaks = {name: baseline(program) for name, program in programs.items()}
 
     def replay(name: str, budget: float, **options: Any) -> Run:
         return simulate(programs[name], of_peak=budget, peak=peaks[name], limit=LIMIT, **options)
 
-    yield SIMULATED
+    lines = []
     for name, budget in POINTS:
         alone = replay(name, budget)
         cells = []
@@ -119,17 +75,25 @@ def simulated(folder: Path) -> Iterator[str]:
             both = replay(name, budget, tier=tier)
             cells.append(f"{_cell(alone)} / {_cell(moving)} / {_judged(alone, moving, both, known)}")
             say(f"{name} {budget} {tier}: {cells[-1]}")
-        yield f"| {name} | {budget} | {' | '.join(cells)} |\n"
-    yield SMALLEST
+        lines.append((name, str(budget), *cells))
+    head = ("", "budget", "blocks, 12 GB/s", "blocks, 50 GB/s", "overlaps, 12 GB/s", "overlaps, 50 GB/s")
+    yield section("Simulated", BLOCKING, head, lines)
+    lines = []
     for name, program in programs.items():
         kinds: list[dict[str, Any]] = [{}, {"policy": "lru", "tier": f"{LEAST_TIER},always"}, {"tier": LEAST_TIER}]
         found = [_smallest(program, peaks[name], options) for options in kinds]
         say(f"{name}: smallest budgets {found}")
-        yield f"| {name} | {' | '.join(f'{share:.2f}' for share in found)} | {LEAST[name]:.2f} |\n"
+        lines.append((name, *[f"{share:.2f}" for share in (*found, LEAST[name])]))
+    what = (
+        f"The smallest share of the peak, in steps of 0.01, at which a run finishes with an overhead of at most "
+        f"{LIMIT:.0f}. Transfers run at 25 GB/s and stop the compute."
+    )
+    head = ("", "recomputing only", "moving only", "both", "known before, moving only")
+    yield section("The smallest budget", what, head, lines)
 
 
-def planned(folder: Path) -> Iterator[str]:
-    yield PLANNED.format(effort=EFFORT)
+def planned(folder: Path) -> str:
+    lines = []
     for name, share in POINTS:
         program = read(folder / f"{name}.jsonl")
         cells = []
@@ -142,7 +106,12 @@ def planned(folder: Path) -> Iterator[str]:
             verify(program, found)
             cells.append(f"{found.overhead:.2f}" + (f" ({found.fetches:,} fetches)" if tier else ""))
         say(f"{name} {share}, planned: {cells}")
-        yield f"| {name} | {share} | {' | '.join(cells)} |\n"
+        lines.append((name, str(share), *cells))
+    what = (
+        f"The overhead of plans (`planners.plan(..., tier=...)`, effort {EFFORT:g}) that fetch evicted results or "
+        "recompute them. Sources stay in memory, and transfers stop the compute."
+    )
+    return section("With the future known", what, ("", "budget", "no tier", "12 GB/s", "50 GB/s"), lines)
 
 
 def _smallest(program: Program, peak: dict[str, int], options: dict[str, Any]) -> float:
@@ -221,8 +190,8 @@ def timed(program: Callable[[list[Path]], float], paths: list[Path], **options: 
     return seconds, result, f" ({written:.0f}, {read:.0f} MB)" if stats.tiers else ""
 
 
-def on_disk() -> Iterator[str]:
-    yield DISK.format(rounds=ROUNDS)
+def on_disk() -> str:
+    lines = []
     with tempfile.TemporaryDirectory(dir="/var/tmp") as folder:
         paths = [Path(folder) / f"{number}.txt" for number in range(FILES)]
         random = np.random.default_rng(0)
@@ -240,7 +209,13 @@ def on_disk() -> Iterator[str]:
                 assert {result for _, result, _ in runs} == {whole[1]}
                 cells = [f"{seconds / whole[0]:.2f}{moved}" for seconds, _, moved in runs]
                 say(f"{program.__name__} {words}: {cells}")
-                yield f"| {program.__name__} | {words} | {' | '.join(cells)} |\n"
+                lines.append((program.__name__, words, *cells))
+    what = f"""\
+Wall time of a program under a budget, divided by its time without one; the least of {ROUNDS} runs. `fit` parses files
+and makes several passes over features of them; `chain` goes through many states and back. "Both" moves what is
+expensive to compute; "ahead" does so in a thread, before the room is needed. In parentheses: megabytes written and
+read."""
+    return section("On a disk", what, ("", "disk", "recomputing only", "moving only", "both", "both, ahead"), lines)
 
 
 def main() -> None:
@@ -250,13 +225,11 @@ def main() -> None:
     machine = facts()
     parts: list[str] = []
     if options.only != "disk":
-        parts += [*simulated(options.traces), *planned(options.traces)]
+        parts += [*simulated(options.traces), planned(options.traces)]
     if options.only != "simulated":
-        parts += on_disk()
-    text = page(HEAD, "".join(parts), machine=machine)
-    print(text)
-    if options.only is None:
-        write(options.into, "tiers", text)
+        parts.append(on_disk())
+    text = page("Tiers", __doc__, *parts, machine=machine)
+    publish(None if options.only else options.into, "tiers", text)
 
 
 if __name__ == "__main__":

@@ -1,23 +1,24 @@
-"""What a disk tier gains for programs of the documentation: seconds with and without one.
+"""What a disk tier gains for programs of the guides: seconds with and without one.
+
+Newton-CG and inference with a fifth of their memory (docs/newton.md, docs/inference.md), and a transformer that PyTorch
+trains, compared with `saved_tensors_hooks` that write to files. Each cell has the wall time (the least of two runs) and
+its ratio to the time without a budget. In parentheses: the number of recomputed operations, then the megabytes written
+and read. It takes about five minutes on two cores.
 
     python benchmarks/tiers_in_use.py [--into docs/results]
-
-writes tiers-in-use.md: Newton-CG and inference with a fifth of their memory (docs/newton.md, docs/inference.md), and a
-transformer that PyTorch trains, compared with `saved_tensors_hooks` that write to files. Wall time, the least of two
-runs. It takes about five minutes on two cores.
 """
 
 from __future__ import annotations
 
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
 from typing import Any, Final
 
 import torch
-from _common import ROOT, arguments, facts, page, say, write
+from _common import ROOT, arguments, facts, page, publish, say, section
 from _torch_measures import files
 from _ways import fastest
 from torch.nn import functional
@@ -34,39 +35,14 @@ from _torch_networks import Transformer
 RUNS: Final = 2
 STEPS: Final = 4
 
-HEAD: Final = """# Tiers in use
-
-What a disk tier gains for programs of the guides, measured by `python benchmarks/tiers_in_use.py`. Each cell has the
-wall time (the least of {runs} runs) and its ratio to the time without a budget. In parentheses: the number of
-recomputed operations, then the megabytes written and read.
-
-"""
-
-ARRAYS: Final = """## NumPy programs in a fifth of their memory
-
-| | no budget | 20 %, no disk | 20 %, a disk | 20 %, a disk of 200 MB/s |
-|---|---|---|---|---|
-"""
-
-TRAINING: Final = """
-## Training with PyTorch
-
-A transformer of {weights:.1f} million weights, {steps} steps with AdamW (`foreach=False`), one thread. Its parameters,
-their gradients and the optimizer's state take {floor:.0f} MB; a budget below that needs a tier. "Counted" is the peak
-of the bytes in the storages of tensors.
-
-| | counted | seconds | |
-|---|---|---|---|
-"""
-
 
 def cell(seconds: float, whole: float, stats: rc.Stats) -> str:
     moved = "".join(f", {tier.written / 1e6:.0f}, {tier.read / 1e6:.0f} MB" for tier in stats.tiers)
     return f"{seconds:.2f} s, x {seconds / whole:.2f} ({stats.rematerializations:,}{moved})"
 
 
-def arrays(folder: str) -> Iterator[str]:
-    yield ARRAYS
+def arrays(folder: str) -> str:
+    lines = []
     problem = newton.load()
     pictures = inference.spoil(inference.load())
     weights = inference.learn(pictures)
@@ -83,7 +59,9 @@ def arrays(folder: str) -> Iterator[str]:
             assert found == expected
             cells.append(cell(seconds, whole, stats))
             say(f"{name}: {cells[-1]}")
-        yield f"| {name} | {' | '.join(cells)} |\n"
+        lines.append((name, *cells))
+    head = ("", "no budget", "20 %, no disk", "20 %, a disk", "20 %, a disk of 200 MB/s")
+    return section("NumPy programs in a fifth of their memory", "", head, lines)
 
 
 def trained() -> tuple[list[float], list[torch.Tensor], int]:
@@ -103,18 +81,18 @@ def trained() -> tuple[list[float], list[torch.Tensor], int]:
     return [float(loss) for loss in losses], parameters, 4 * sum(parameter.nbytes for parameter in parameters)
 
 
-def training(folder: str) -> Iterator[str]:
+def training(folder: str) -> str:
     torch.set_num_threads(1)
     whole, (losses, parameters, floor), _ = fastest(trained, nullcontext, RUNS)
     peak = fastest(trained, rt.budget, RUNS)[2]
     weights = sum(parameter.numel() for parameter in parameters) / 1e6
-    yield TRAINING.format(weights=weights, steps=STEPS, floor=floor / 1e6)
-    yield f"| plain | {peak.peak / 1e6:.0f} MB | {whole:.2f}, x 1.00 | |\n"
+    lines = [("plain", f"{peak.peak / 1e6:.0f} MB", f"{whole:.2f}, x 1.00", "")]
     seconds, _, _ = fastest(trained, partial(files, folder), RUNS)
     with rt.budget(native=False) as block, files(folder):
         trained()
         most = block.stats().peak
-    yield f"| `saved_tensors_hooks`, to files | {most / 1e6:.0f} MB | {seconds:.2f}, x {seconds / whole:.2f} | |\n"
+    told = f"{seconds:.2f}, x {seconds / whole:.2f}"
+    lines.append(("`saved_tensors_hooks`, to files", f"{most / 1e6:.0f} MB", told, ""))
     say(f"hooks: {most / 1e6:.0f} MB, {seconds / whole:.2f}")
     for budget, tiers in (
         (most, ()),
@@ -126,21 +104,27 @@ def training(folder: str) -> Iterator[str]:
         try:
             seconds, found, stats = fastest(trained, partial(rt.budget, budget, tiers=tiers, foresight=False), RUNS)
         except rc.BudgetError as error:
-            yield f"| {how} | {budget / 1e6:.0f} MB | does not fit | {error} |\n"
+            lines.append((how, f"{budget / 1e6:.0f} MB", "does not fit", str(error)))
             continue
         assert found[0] == losses
         assert all(torch.equal(one, other) for one, other in zip(found[1], parameters, strict=True))
         text = cell(seconds, whole, stats)
         say(f"{how} {budget / 1e6:.0f} MB: {text}")
-        yield f"| {how} | {stats.peak / 1e6:.0f} MB | {text} | bit-identical |\n"
+        lines.append((how, f"{stats.peak / 1e6:.0f} MB", text, "bit-identical"))
+    what = (
+        f"A transformer of {weights:.1f} million weights, {STEPS} steps with AdamW (`foreach=False`), one thread. Its "
+        f"parameters, their gradients and the optimizer's state take {floor / 1e6:.0f} MB; a budget below that needs a "
+        'tier. "Counted" is the peak of the bytes in the storages of tensors.'
+    )
+    return section("Training with PyTorch", what, ("", "counted", "seconds", ""), lines)
 
 
 def main() -> None:
     options = arguments(__doc__).parse_args()
     machine = facts("torch")
     with tempfile.TemporaryDirectory(dir="/var/tmp") as folder:
-        parts = [*arrays(folder), *training(folder)]
-    write(options.into, "tiers-in-use", page(HEAD.format(runs=RUNS), "".join(parts), machine=machine))
+        parts = arrays(folder), training(folder)
+    publish(options.into, "tiers-in-use", page("Tiers in use", __doc__, *parts, machine=machine))
 
 
 if __name__ == "__main__":

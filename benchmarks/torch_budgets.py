@@ -1,12 +1,29 @@
-"""Measures the published case of compiled steps with a budget: every row of a ladder, beside torch's own ratio.
+"""The published case of compiled steps with a budget: every row of a ladder, beside torch's own ratio.
+
+The case of pytorch issue 197838, in a size that a CPU finishes in minutes: 32 layers, one thread. Lowering torch's
+`activation_memory_budget` may raise the peak, and bounds nothing. `rt.compile` is given bytes, and is shown here with
+every budget of a ladder, from the smallest on, operator by operator (`compiler="boxed"`, the default).
+
+*peak* is what torch's allocator holds at most in addition to what there was before the step, gradients included;
+*budget* counts the same. *FLOPs* are those of a step divided by those of `aot_eager` without a budget, by torch's
+formulas. *time* is likewise; steps were timed in turns, and the fastest of some counts. *same bits*: loss and
+gradients equal those of `aot_eager`. Budgets are tried from the smallest on, in one process.
+
+Where inductor compiles (`--compiler inductor`), all of this is relative to plain inductor, and there are fewer layers,
+as the title of a case says: all is compiled anew for each row, with an empty cache. Operations inside of kernels cannot
+be counted, and gradients are close, not equal.
+
+Where it is chosen to recompute again at a late use: everywhere. A plan is an order of runs, in which an operator may
+run any number of times; `rt.plans(step)` says how often each does.
+
+*The floor*: gradients stay, so near the end of the backward pass nearly all of them, 26.4 MB, are in memory beside what
+the attention of the first layer needs. In the first case that makes 27.9 MB; no schedule with less makes each gradient
+once. Where attention is written as products and a softmax instead (248 MB at the peak in eager mode), the backward pass
+of the softmax makes it 31.9 MB. There a plan was found for 32.2 MB, and an eager checkpoint per layer takes 34.4.
 
 `python benchmarks/torch_budgets.py --into docs/results` writes torch_budgets.md there, torch_budgets.json, and
-../pictures/torch-budgets.svg. `--model bert`, `--layers 8`, `--dropout 0.1`, `--budgets 10`, `--ratios 0.5,0.1`,
-`--rounds 5` and `--quick` (which only checks that it runs) choose; cases that are in torch_budgets.json stay on the
-page, and `--page` writes it again from these figures. With `--compiler inductor` all is compiled by inductor, plain and
-checkpoints, too, each with an empty cache; operations inside of kernels cannot be counted, and gradients are close, not
-equal. Peaks are those of torch's allocator, operations those that torch's counter sees, and gradients are compared with
-those of `backend="aot_eager"`, bit for bit. Steps are timed in turns on one thread.
+../pictures/torch-budgets.svg. Cases that are in torch_budgets.json stay on the page, and `--page` writes it again from
+these figures.
 """
 
 from __future__ import annotations
@@ -32,26 +49,6 @@ BACKENDS: Final = {"boxed": "aot_eager", "inductor": "inductor"}
 EAGER, BLOCKS, BLOCKS_COMPILED = "eager", "eager, a checkpoint per layer", "compiled, the same"
 CLOSE: Final = 1e-4
 """Gradients by inductor, relative to the largest of a tensor."""
-ABOUT: Final = """\
-The case of pytorch issue 197838, in a size that a CPU finishes in minutes: 32 layers, one thread. Lowering torch's
-`activation_memory_budget` may raise the peak, and bounds nothing. `rt.compile` is given bytes, and is shown here with
-every budget of a ladder, from the smallest on, operator by operator (`compiler="boxed"`, the default).
-
-*peak* is what torch's allocator holds at most in addition to what there was before the step, gradients included;
-*budget* counts the same. *FLOPs* are those of a step divided by those of `aot_eager` without a budget, by torch's
-formulas. *time* is likewise; steps were timed in turns, and the fastest of some counts. *same bits*: loss and
-gradients equal those of `aot_eager`. Budgets are tried from the smallest on, in one process.
-
-Where inductor compiles, all of this is relative to plain inductor, and there are fewer layers, as the title of a case
-says: all is compiled anew for each row.
-
-Where it is chosen to recompute again at a late use: everywhere. A plan is an order of runs, in which an operator may
-run any number of times; `rt.plans(step)` says how often each does.
-
-*The floor*: gradients stay, so near the end of the backward pass nearly all of them, 26.4 MB, are in memory beside what
-the attention of the first layer needs. In the first case that makes 27.9 MB; no schedule with less makes each gradient
-once. Where attention is written as products and a softmax instead (248 MB at the peak in eager mode), the backward pass
-of the softmax makes it 31.9 MB. There a plan was found for 32.2 MB, and an eager checkpoint per layer takes 34.4."""
 
 
 def measure(
@@ -95,9 +92,7 @@ def rows(bench: Bench) -> list[dict[str, Any]]:
 
 def page_of(told: dict[str, Any]) -> str:
     """The figures of all cases, each with its machine."""
-    parts = ["# Every budget of the published case", ABOUT]
-    parts.append("`python benchmarks/torch_budgets.py --into docs/results` writes this page.")
-    parts.append("![peaks and operations by budget](../pictures/torch-budgets.svg)")
+    parts = ["![peaks and operations by budget](../pictures/torch-budgets.svg)"]
     for case in told.values():
         parts.append(f"## {case['title']}")
         parts.append("\n".join(f"* {line}" for line in verdicts(case["rows"])))
@@ -105,7 +100,7 @@ def page_of(told: dict[str, Any]) -> str:
             parts.append(case["remark"])
         parts.append("\n".join(f"- {name}: {value}" for name, value in case["machine"].items()))
         parts.append(table(case["rows"]))
-    return page(*parts)
+    return page("Every budget of the published case", __doc__, *parts)
 
 
 def table(found: Sequence[dict[str, Any]]) -> str:
@@ -123,8 +118,7 @@ def table(found: Sequence[dict[str, Any]]) -> str:
         flops = f"{row['flops'] / plain['flops']:.4f}" if plain["flops"] else ""
         same = "yes" if row["same"] else "**no**" if plain["flops"] else f"within {row['off']:.0e}"
         lines.append([*told, f"{row['peak'] / 1e6:.1f}", share, flops, took, same, row["note"]])
-    heads = ["way", "budget, MB", "peak, MB", "peak / budget", "FLOPs", "time", "same bits", "note"]
-    return markdown(heads, lines)
+    return markdown("way | budget, MB | peak, MB | peak / budget | FLOPs | time | same bits | note", lines)
 
 
 def verdicts(found: Sequence[dict[str, Any]]) -> list[str]:

@@ -1,11 +1,23 @@
-"""Measures `rt.compile` and every other way to save memory that torch has, at equal measured peaks.
+"""Compiled steps within a budget, compared with every other way to save memory that torch has, at equal measured peaks.
 
-`python benchmarks/torch_compile.py --into docs/results` writes torch_compile.md there; `--models unet,gpt2` chooses,
-`--quick` only checks that it runs; `--inductor` compiles everything with inductor, and writes torch_inductor.md. Memory
-is what torch's allocator holds in addition to what there was before the step, by torch's profiler: at the end of the
-forward pass, and at the peak. Recomputation is counted in floating-point operations by torch's own counter. Steps are
-timed in turns, one of each way after the other, and the fastest counts. For each other way, `rt.compile` gets the
-measured peak of that way as its budget.
+Memory is what torch's allocator holds in addition to what there was before the step, by torch's profiler. *Kept* is
+measured at the end of the forward pass, *peak* is the maximum, with gradients and with what operators need while they
+run. *Extra FLOPs* are those in excess of eager mode, by torch's formulas, which count only matrix products and
+convolutions. Steps are timed in turns, and the fastest of a few counts. Compare times only within a table, and ignore
+small differences if the machine was busy.
+
+*min-cut* is torch's default partitioner at the given `activation_memory_budget`. For each other way, `rt.compile` was
+given the measured peak of that way as its budget. So was a block (`rt.budget`, on the Python path), in addition to
+parameters and batch; a block does not count what operators need while they run. With `torch.utils.checkpoint` batch
+norm updates its statistics twice, which is why its bits differ.
+
+With `--inductor` everything is compiled by inductor, and results are compared with its own. There a *no* may come from
+kernels that round differently or from different random numbers; the number after it is the largest difference of a
+gradient, as a share of the largest gradient of that parameter. The note gives the split that was chosen, and the
+estimates of the plan: *planned* is its peak.
+
+`python benchmarks/torch_compile.py --into docs/results` writes torch_compile.md there, with `--inductor --models
+gpt2,unet,resnet18,vit` torch_inductor.md.
 """
 
 from __future__ import annotations
@@ -22,7 +34,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "2")
 
 import torch  # after the number of threads
 import torch._dynamo.backends.debugging as debugging
-from _common import arguments, facts, markdown, page, say, write
+from _common import arguments, facts, page, say, section, write
 from _torch_compile_models import MODELS, Step
 from _torch_measures import FORWARD_IS_OVER, allocated
 from _torch_sizes_models import Run, checkpointed, straight
@@ -79,34 +91,6 @@ SHARES: Final = (0.6, 0.4)
 """Of the plain peak, for `rt.compile` by itself."""
 ROUNDS: Final = 3
 ROUNDS_INDUCTOR: Final = 10  # there are fewer ways
-ABOUT: Final = """\
-Compiled steps within a budget, compared with every other way to save memory that torch has. Memory
-is what torch's allocator holds in addition to what there was before the step. *Kept* is measured at the end of the
-forward pass, *peak* is the maximum, with gradients and with what operators need while they run. *Extra FLOPs* are those
-in excess of eager mode, by torch's formulas, which count only matrix products and convolutions. Steps are timed in
-turns, and the fastest of a few counts. Compare times only within a table, and ignore small differences if the machine
-was busy.
-
-*min-cut* is torch's default partitioner at the given `activation_memory_budget`. For each other way, `rt.compile` was
-given the measured peak of that way as its budget. So was a block (`rt.budget`, on the Python path), in addition to
-parameters and batch; a block does not count what operators need while they run. With `torch.utils.checkpoint` batch
-norm updates its statistics twice, which is why its bits differ.
-
-`python benchmarks/torch_compile.py --into docs/results` writes this page."""
-ABOUT_INDUCTOR: Final = """\
-Steps compiled by inductor within a budget. Memory is what torch's allocator holds in addition to what there was before
-the step. *Kept* is measured at the end of the forward pass, *peak* is the maximum. Steps are timed in turns, and the
-fastest of a few counts. Compare times only within a table, and ignore small differences if the machine was busy.
-Results are compared with those of plain inductor. A *no* may come from kernels that round differently or from different
-random numbers; the number after it is the largest difference of a gradient, as a share of the largest gradient of that
-parameter.
-
-*min-cut* is torch's default partitioner at the given `activation_memory_budget`. After each of its ratios, `rt.compile`
-was given the measured peak as its budget. The note gives the split that was chosen, and the estimates of the plan:
-*planned* is its peak.
-
-`python benchmarks/torch_compile.py --inductor --models gpt2,unet,resnet18,vit --into docs/results` writes this page."""
-
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 
@@ -303,41 +287,25 @@ def block(bench: Bench, name: str, peak: int) -> None:
 
 
 def table(bench: Bench) -> str:
-    plain, base = bench.ways[:2]
+    """A line for each way: its name, what it took, and a note."""
+    plain, base = bench.ways[:2] if bench.counts else bench.ways[:1] * 2
+    first, second = (way.name.partition(" ")[0] for way in (plain, base))
     cells: dict[str, Callable[[Way], str]] = {
-        **BYTES,
+        "kept, MB": lambda way: f"{way.kept / 1e6:.1f}",
+        "peak, MB": lambda way: f"{way.peak / 1e6:.1f}",
         "extra FLOPs": lambda way: f"{way.flops / plain.flops - 1:+.1%}" if way.flops else "",
-        "step / aot_eager": lambda way: f"{way.seconds / base.seconds:.2f}",
+        f"step / {second}": lambda way: f"{way.seconds / base.seconds:.2f}",
         "first call, s": lambda way: f"{way.first:.1f}",
-        "same bits as eager": lambda way: "yes" if way.same else "**no**",
+        f"same bits as {first}": lambda way: "yes" if way.same else "**no**" if bench.counts else f"no, {way.off:.0e}",
     }
-    return of_ways(bench, cells)
-
-
-def table_inductor(bench: Bench) -> str:
-    base = bench.ways[0]
-    cells: dict[str, Callable[[Way], str]] = {
-        **BYTES,
-        "step / inductor": lambda way: f"{way.seconds / base.seconds:.2f}",
-        "first call, s": lambda way: f"{way.first:.1f}",
-        "same bits as inductor": lambda way: "yes" if way.same else f"no, {way.off:.0e}",
-    }
-    return of_ways(bench, cells)
-
-
-BYTES: Final[dict[str, Callable[[Way], str]]] = {
-    "kept, MB": lambda way: f"{way.kept / 1e6:.1f}",
-    "peak, MB": lambda way: f"{way.peak / 1e6:.1f}",
-}
-
-
-def of_ways(bench: Bench, cells: dict[str, Callable[[Way], str]]) -> str:
-    """A line for each way: its name, these cells by the headings of their columns, and a note."""
+    if not bench.counts:
+        del cells["extra FLOPs"]
     lines = []
     for way in bench.ways:
         told = ["-"] * len(cells) if way.run is None else [cell(way) for cell in cells.values()]
         lines.append([way.name, *told, way.failed if way.run is None else way.note])
-    return markdown(["way", *cells, "note"], lines)
+    title, what = str(bench.make.__doc__), f"A step of {second}: {base.seconds:.3f} s."
+    return section(title, what, ["way", *cells, "note"], lines)
 
 
 def main() -> None:
@@ -345,25 +313,18 @@ def main() -> None:
     parser.add_argument("--models", default=",".join(MODELS))
     parser.add_argument("--inductor", action="store_true")
     given = parser.parse_args()
-    name_of_page, title, about = "torch_compile", "# torch.compile within a budget", ABOUT
+    name, title, measured = "torch_compile", "torch.compile within a budget", measure
     if given.inductor:
-        name_of_page, title, about = "torch_inductor", "# torch.compile with inductor, within a budget", ABOUT_INDUCTOR
+        name, title, measured = "torch_inductor", "torch.compile with inductor, within a budget", measure_inductor
     torch.set_num_threads(2)
     machine = facts("torch")
-    parts = [title, about]
-    for name in given.models.split(","):
-        make = MODELS[name]
-        say(name)
+    parts: list[str] = []
+    for model in given.models.split(","):
+        say(model)
         torch.compiler.reset()  # else shapes that differ between models count as shapes that change
-        if given.inductor:
-            bench = measure_inductor(make, given.quick)
-            told = f"A step of plain inductor: {bench.ways[0].seconds:.3f} s.\n\n{table_inductor(bench)}"
-        else:
-            bench = measure(make, given.quick)
-            told = f"A step of aot_eager: {bench.ways[1].seconds:.3f} s.\n\n{table(bench)}"
-        parts.append(f"## {make.__doc__}\n\n{told}")
+        parts.append(table(measured(MODELS[model], given.quick)))
         print(parts[-1], flush=True)
-        write(given.into, name_of_page, page(*parts, machine=machine))  # after each, since they take minutes
+        write(given.into, name, page(title, __doc__, *parts, machine=machine))  # after each, since they take minutes
 
 
 if __name__ == "__main__":

@@ -1,8 +1,11 @@
 """How many operators in torch's database give the same bytes in a block that evicts after each call.
 
-    python benchmarks/torch_operators.py [--samples 1000] [--into docs/results]
+The operators in torch's `op_db`, in float64 or the first dtype that they support. Each sample's arguments are made
+inside the block and evicted, and after each operator everything that can be evicted is. "Equal" means that the results
+after the block have the same bytes, shapes, strides and dtypes as in plain torch, and that the random number generator
+is left in the same state. With three samples of each operator it takes some minutes.
 
-prints the counts, and writes torch_operators.md. With three samples of each operator it takes some minutes.
+    python benchmarks/torch_operators.py [--samples 1000] [--into docs/results]
 """
 
 from __future__ import annotations
@@ -13,7 +16,7 @@ from textwrap import fill
 from typing import Final
 
 import torch
-from _common import ROOT, arguments, facts, page, write
+from _common import ROOT, arguments, facts, markdown, page, publish
 
 sys.path.insert(0, str(ROOT / "tests" / "adapters"))
 
@@ -33,13 +36,12 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     machine = facts("torch")
-    text = page("\n".join(report(options.samples)), machine=machine)
-    print(text)
-    write(options.into, "torch_operators", text)
+    text = page("Operators inside a block", __doc__, *report(options.samples), machine=machine)
+    publish(options.into, "torch_operators", text)
 
 
 def report(most: int) -> list[str]:
-    """The lines of torch_operators.md."""
+    """The parts of torch_operators.md."""
     same: Counter[str] = Counter()
     refused: Counter[str] = Counter()
     in_mode: dict[str, set[str]] = {}
@@ -70,41 +72,22 @@ def report(most: int) -> list[str]:
                 else:
                     wrong.append(f"{name}, sample {number}, {variant}: {how}")
     path = "native" if isinstance(rt.budget(), NativeBudget) else "Python"
+    rows = [(variant, f"{same[variant]:,}", str(refused[variant])) for variant in VARIANTS]
+    slow = ", ".join(f"`{name}`" for name in sorted(SLOW))
     return [
-        "# Operators inside a block",
-        "",
-        fill(
-            "The operators in torch's `op_db`, in float64 or the first dtype that they support, in a block on the "
-            f"{path} path. Each sample's arguments are made inside the block and evicted, and after each operator "
-            'everything that can be evicted is. "Equal" means that the results after the block have the same bytes, '
-            "shapes, strides and dtypes as in plain torch, and that the random number generator is left in the same "
-            f"state. Made by `python benchmarks/torch_operators.py --samples {most} --into docs/results`.",
-            120,
-        ),
-        "",
-        f"{tried} operators, {taken} samples (at most {most} of each), {repeated:,} repeated runs.",
-        "",
-        "| variant | equal to plain torch | of these, equal errors |",
-        "| --- | ---: | ---: |",
-        *[f"| {variant} | {same[variant]:,} | {refused[variant]} |" for variant in VARIANTS],
-        "",
+        f"{tried} operators on the {path} path, {taken} samples (at most {most} of each), {repeated:,} repeated runs.",
+        markdown("variant | equal to plain torch | of these, equal errors", rows),
         "## Equal to an empty dispatch mode",
-        "",
-        "What evicts after each operator is a dispatch mode, and inside any of those torch uses different formulas",
+        "What evicts after each operator is a dispatch mode, and inside any of those torch uses different formulas\n"
         "for these: results differ in the last bits or in strides. They are equal to those in an empty dispatch mode:",
-        "",
-        *[f"- `{name}`: {', '.join(sorted(variants))}" for name, variants in sorted(in_mode.items())],
-        "",
+        "\n".join(f"- `{name}`: {', '.join(sorted(variants))}" for name, variants in sorted(in_mode.items())),
         "## Different",
-        "",
-        *([f"- {name}" for name in wrong] or ["None."]),
-        "",
+        "\n".join(f"- {name}" for name in wrong) or "None.",
         "## Not tried",
-        "",
         fill(
             "Operators that return uninitialized memory, or that support no dtype on the CPU: "
-            f"{', '.join(f'`{name}`' for name in skipped)}. At most {SLOW_SAMPLES} samples were tried of "
-            f"{', '.join(f'`{name}`' for name in sorted(SLOW))}, whose gradients take minutes.",
+            f"{', '.join(f'`{name}`' for name in skipped)}. At most {SLOW_SAMPLES} samples were tried of {slow}, whose "
+            "gradients take minutes.",
             120,
             break_on_hyphens=False,
         ),

@@ -1,10 +1,12 @@
-"""Measures what a block without memory pressure costs: whole training steps, and single operators.
+"""What a block without memory pressure costs: whole training steps, and single operators.
 
-`python benchmarks/torch_overhead.py --into docs/results` writes torch_overhead.md there. It times in turns: plain
-torch, a dispatch mode that only passes calls on (the least that anything written in Python costs), a block without a
-limit, and one with a budget that is never reached, each on the Python path and on the native one, which must be built.
-Steps are those of two models; a burst is 100 calls on tensors with 16 elements. Then steps of four models within shares
-of their peak. A figure is the least CPU time, which other work on the machine hardly affects.
+`plain` is PyTorch by itself, `mode` an empty dispatch mode, which only passes calls on (the least that anything written
+in Python costs), `free` a block without a limit, and `large` a block with a budget that is never reached, both on the
+Python path; `native` is the same on the native path, which must be built. Steps are those of two models, timed in
+turns; a burst is 100 calls on tensors with 16 elements. Then come steps of four models within shares of their peak.
+Times are CPU time on one thread, the least of many runs, which other work on the machine hardly affects.
+
+`python benchmarks/torch_overhead.py --into docs/results` writes torch_overhead.md there.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from typing import Any, Final
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import torch  # after the number of threads
-from _common import MICRO, ROOT, arguments, facts, markdown, page, say, write
+from _common import MICRO, ROOT, arguments, facts, page, publish, say, section
 from _torch_sizes_models import gpt2_of, straight
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -253,40 +255,25 @@ def parts(trainings: list[dict[str, Any]], budgets: list[dict[str, Any]], bursts
         )
         for training in trainings
     ]
+    operators = [(burst["what"], *(f"{burst[name]:.1f}" for name in WAYS)) for burst in bursts]
     return [
-        "# PyTorch: what a block costs without memory pressure",
-        "`plain` is PyTorch by itself, `mode` an empty dispatch mode, which only passes calls on, `free` a block "
-        "without a limit, and `large` a block with a budget that is never reached, both on the Python path; "
-        "`native` is the same on the native path. Times are CPU time, the least of many runs taken in turns. "
-        "Measured by `python benchmarks/torch_overhead.py --into docs/results`, in one run on one thread.",
-        "## Steps",
-        "The goals: `free` takes at most 1.25 times as long as `mode`, `large` at most 1.5 times; on the TreeLSTM, "
-        "`free` takes at most twice as long as `plain`.",
-        markdown(
-            (
-                "",
-                "plain, us per operator",
-                "mode / plain",
-                "free / plain",
-                "large / plain",
-                "native free / plain",
-                "native large / plain",
-                "free / mode",
-                "large / mode",
-            ),
+        section(
+            "Steps",
+            "The goals: `free` takes at most 1.25 times as long as `mode`, `large` at most 1.5 times; on the TreeLSTM, "
+            "`free` takes at most twice as long as `plain`.",
+            " | plain, us per operator | mode / plain | free / plain | large / plain | native free / plain | "
+            "native large / plain | free / mode | large / mode",
             ratios,
         ),
-        "## Steps within a budget",
-        "Times plain torch, and in brackets how many operators ran again in a step. A share is one of the peak "
-        "without a limit on the same path; the native one counts what kernels take while they run, too. `-`: less "
-        "than what must be in memory together.",
-        markdown(("", "plain, ms", "path", *map(_share, SHARES)), [_row(budget) for budget in budgets]),
-        "## Operators",
-        "Microseconds per call, on tensors with 16 elements.",
-        markdown(
-            ("", *WAYS),
-            [(burst["what"], *(f"{burst[name]:.1f}" for name in WAYS)) for burst in bursts],
+        section(
+            "Steps within a budget",
+            "Times plain torch, and in brackets how many operators ran again in a step. A share is one of the peak "
+            "without a limit on the same path; the native one counts what kernels take while they run, too. `-`: less "
+            "than what must be in memory together.",
+            ("", "plain, ms", "path", *map(_share, SHARES)),
+            [_row(budget) for budget in budgets],
         ),
+        section("Operators", "Microseconds per call, on tensors with 16 elements.", ("", *WAYS), operators),
     ]
 
 
@@ -301,12 +288,12 @@ def _row(found: dict[Any, Any]) -> tuple[str, ...]:
 
 
 def main() -> None:
-    options = arguments((__doc__ or "").partition("\n\n")[0], into=None).parse_args()
+    options = arguments(__doc__, into=None).parse_args()
     torch.set_num_threads(1)
     machine = facts("torch", threads="1")
-    text = page(*parts(steps(), within(), overheads()), machine=machine)
-    write(options.into, "torch_overhead", text)
-    print(text)
+    title = "PyTorch: what a block costs without memory pressure"
+    text = page(title, __doc__, *parts(steps(), within(), overheads()), machine=machine)
+    publish(options.into, "torch_overhead", text)
 
 
 if __name__ == "__main__":

@@ -1,11 +1,18 @@
-"""Measures training at realistic sizes with every way to save memory, at equal memory.
+"""Training at realistic sizes with every way to save memory, at equal memory.
 
-`python benchmarks/torch_sizes.py --into docs/results` writes torch_sizes.md and torch_sizes.json there; `--models
-gpt2,vit` chooses, and `--small` only checks that it runs. Each way is a process of its own, on one thread: a few timed
-steps (a block on the Python path has made its plan by then), then two under torch's profiler. Memory is measured in
-three ways: storages, as a block on the Python path counts them; allocations, by the profiler; resident memory of the
-process, in addition to what it was before the first step. For each other way, a block gets as many bytes as that
-allocated, which is what it counts itself, and one on the Python path as many as that took in storages.
+`block` and the number of bytes is `rt.budget` with that budget, on the native path, `Python` the same on the Python
+path. `checkpoint` is `torch.utils.checkpoint` around each block of the model, `selective` a checkpoint that keeps
+matrix products, `files` writes saved tensors to files, `compile` is `torch.compile` at that `activation_memory_budget`.
+After `checkpoint` and `selective` come blocks with as many bytes as these allocated, and on the Python path, which
+counts storages alone, with as many bytes of these.
+
+Each way is a process of its own, on one thread: a few timed steps (a block on the Python path has made its plan by
+then), then two under torch's profiler. Memory is measured in three ways: storages, as a block on the Python path counts
+them; allocations, by the profiler, but for a native block, which counts them itself; resident memory of the process, in
+addition to what it was before the first step. Times are of the processor, the fastest of three steps, as ratios to
+plain torch in the same run.
+
+`python benchmarks/torch_sizes.py --into docs/results` writes torch_sizes.md and torch_sizes.json there.
 """
 
 from __future__ import annotations
@@ -22,7 +29,7 @@ from typing import Any, Final
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import torch  # after the number of threads
-from _common import apart, arguments, facts, markdown, page, say, write
+from _common import apart, arguments, facts, page, publish, say, section
 from _torch_measures import allocated, files
 from _torch_sizes_models import MODELS, Training, checkpointed, straight
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
@@ -180,17 +187,7 @@ def all_of(model: str, small: bool, steps: int) -> list[Taken]:
 
 def parts(found: dict[str, list[Taken]]) -> list[str]:
     """A table for each model, times as multiples of plain torch."""
-    parts = [
-        "# PyTorch at realistic sizes",
-        "Measured by `python benchmarks/torch_sizes.py --into docs/results`. `block` and the number of bytes is "
-        "`rt.budget` with that budget, on the native path, `Python` the same on the Python path. `checkpoint` is "
-        "`torch.utils.checkpoint` around each block of the model, `selective` a checkpoint that keeps matrix products, "
-        "`files` writes saved tensors to files, `compile` is `torch.compile` at that `activation_memory_budget`. After "
-        "`checkpoint` and `selective` come blocks with as many bytes as these allocated, and on the Python path, which "
-        "counts storages alone, with as many bytes of these. What a native block allocated it counts itself. "
-        "*Resident* is how much the process has grown since the model was made. Times are of the processor, the "
-        "fastest of three steps on one thread, as ratios to plain torch in the same run.",
-    ]
+    parts = []
     for model, runs in found.items():
         plain = runs[0]
         rows = [
@@ -201,25 +198,22 @@ def parts(found: dict[str, list[Taken]]) -> list[str]:
             )
             for run in runs
         ]  # fmt: skip
-        parts.append(f"## {MODELS[model].__doc__}\n\nPlain torch: {plain.seconds:.3f} s a step.")
-        parts.append(
-            markdown(("", "storages, MB", "allocated, MB", "resident, MB", "time", "repeated", "same loss"), rows)
-        )
+        head = " | storages, MB | allocated, MB | resident, MB | time | repeated | same loss"
+        parts.append(section(str(MODELS[model].__doc__), f"Plain torch: {plain.seconds:.3f} s a step.", head, rows))
     return parts
 
 
 def main() -> None:
-    parser = arguments((__doc__ or "").partition("\n\n")[0], into=None)
+    parser = arguments(__doc__, into=None)
     parser.add_argument("--models", default=",".join(MODELS), help="some of these, separated by commas; %(default)s")
     parser.add_argument("--small", action="store_true", help="tiny sizes, to check that it runs")
     parser.add_argument("--steps", type=int, default=STEPS)
     options = parser.parse_args()
     machine = facts("torch", threads=str(THREADS))
     found = {name: all_of(name, options.small, options.steps) for name in options.models.split(",")}
-    text = page(*parts(found), machine=machine)
+    text = page("PyTorch at realistic sizes", __doc__, *parts(found), machine=machine)
     figures = {"machine": machine, "models": {name: [asdict(run) for run in runs] for name, runs in found.items()}}
-    write(options.into, "torch_sizes", text, figures)
-    print(text)
+    publish(options.into, "torch_sizes", text, figures)
 
 
 if __name__ == "__main__":

@@ -1,10 +1,17 @@
-"""Measures trainings in a memory budget on the models of the DTR paper, beside other ways to save memory.
+"""Trainings in a memory budget, on models of the DTR paper at sizes that suit a CPU, and other ways to save memory.
 
-`python benchmarks/torch_training.py --into docs/results` writes torch.md and torch.json there; `--models resnet,lstm`
-chooses; `--picture docs/pictures/residency-torch.png` draws. Each model is trained for a few steps in plain torch, in a
-block without a limit, and within shares of the peak that this one had; then with `torch.utils.checkpoint` around each
-block and with saved tensors on disk, beside a budget of as many bytes. Batches and depths grow until a fixed budget is
-too small. Blocks are native. One thread; times are of the processor.
+Each model is trained for a few steps in plain torch, in a block without a limit, and within shares of the peak that
+this one had; then with `torch.utils.checkpoint` around each block and with saved tensors on disk, beside a budget of as
+many bytes. Batches and depths grow until a fixed budget is too small. Blocks are native. One thread; nothing here was
+measured on a GPU.
+
+*Peak* is the most that torch's allocator had given out: parameters, gradients, the optimizer's state, inputs,
+activations, and what kernels need while they run, such as a convolution's scratch memory. Blocks count it themselves;
+for all else torch's own profiler says it. The budget limits it. *Recomputed* is the number of repeated operator calls
+in all steps of the run. *Time* is CPU time for one step, the least of four, as a ratio to plain torch. *Bits* says
+whether losses, parameters and buffers equal those of plain torch.
+
+`python benchmarks/torch_training.py --into docs/results` writes torch.md and torch.json there.
 """
 
 from __future__ import annotations
@@ -20,7 +27,7 @@ from typing import Any, Final
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import torch  # after the number of threads
-from _common import arguments, facts, markdown, page, say, write
+from _common import arguments, facts, page, publish, say, section
 from _torch_measures import Make, Reference, Taken, begin, files, peak, reference, timed, within
 from _torch_sizes_models import checkpointed
 
@@ -71,7 +78,7 @@ GROWING: Final[dict[str, tuple[str, int, Callable[[int], Make]]]] = {
 
 
 def main() -> None:
-    parser = arguments((__doc__ or "").partition("\n\n")[0], into=None)
+    parser = arguments(__doc__, into=None)
     parser.add_argument("--models", default=",".join(MODELS), help="some of these, separated by commas; %(default)s")
     parser.add_argument("--picture", metavar="FILE", type=Path, help="draw a recorded step in half of its memory")
     parser.add_argument("--quick", action="store_true", help="only the budgets, to check that it runs")
@@ -90,9 +97,8 @@ def main() -> None:
     if not options.quick:
         found["growing"] = [grown(name) for name in GROWING]
         found["recorded"] = recorded(lambda: resnet(8, 6, 8, 16), options.picture)
-    text = page(*parts(found), machine=machine)
-    write(options.into, "torch", text, found)
-    print(text)
+    text = page("PyTorch: training in a memory budget", __doc__, *parts(found), machine=machine)
+    publish(options.into, "torch", text, found)
 
 
 # --- Shares of the peak -----------------------------------------------------------------------------------------------
@@ -212,23 +218,10 @@ def recorded(make: Make, picture: Path | None) -> dict[str, Any]:
 
 # --- The page ---------------------------------------------------------------------------------------------------------
 
-HEAD: Final = """# PyTorch: training in a memory budget
-
-`rt.budget` around training steps of the models in the DTR paper, at sizes that suit a CPU, measured by `python
-benchmarks/torch_training.py --into docs/results` in one run on one thread. Blocks are on the native path. Nothing here
-was measured on a GPU.
-
-*Peak* is the most that torch's allocator had given out: parameters, gradients, the optimizer's state, inputs,
-activations, and what kernels need while they run, such as a convolution's scratch memory. Blocks count it themselves;
-for all else torch's own profiler says it. The budget limits it. *Recomputed* is the number of repeated operator calls
-in all steps of the run. *Time* is CPU time for one step, the least of four, as a ratio to plain torch. *Bits* says
-whether losses, parameters and buffers equal those of plain torch.
-"""
-
 
 def parts(found: dict[str, Any]) -> list[str]:
     """All of it but the machine."""
-    return [HEAD, goals(found), *map(budget_table, found["models"].values()), *others(found)]
+    return [goals(found), *map(budget_table, found["models"].values()), *others(found)]
 
 
 def budget_table(model: dict[str, Any]) -> str:
@@ -244,7 +237,7 @@ def budget_table(model: dict[str, Any]) -> str:
             f"{run['again']:,}", f"{run['seconds'] / plain['seconds']:.2f}", "equal" if run["same"] else "DIFFERENT",
         ))  # fmt: skip
     header = ("", "budget MB", "peak MB", f"recomputed, of {free['operations']:,}", "time", "bits")
-    return f"## {model['what']}\n\n{markdown(header, lines)}"
+    return section(model["what"], "", header, lines)
 
 
 def mega(size: int | None) -> str:
@@ -277,11 +270,9 @@ def others(found: dict[str, Any]) -> list[str]:
              rival["ours"]["failed"] or f"{rival['our ratio']:.2f}", str(rival["ours"]["again"]))
             for rival in found["rivals"]
         ]  # fmt: skip
-        header = ("model", "other way", "peak MB", "time", "`rt.budget`: time", "recomputed")
-        parts.append(
-            "## Compared with other ways to save memory\n\nThe budget of `rt.budget` is the peak of the other way.\n\n"
-            + markdown(header, lines)
-        )
+        what = "The budget of `rt.budget` is the peak of the other way."
+        header = "model | other way | peak MB | time | `rt.budget`: time | recomputed"
+        parts.append(section("Compared with other ways to save memory", what, header, lines))
     if found["growing"]:
         lines = []
         for row in found["growing"]:
@@ -291,24 +282,14 @@ def others(found: dict[str, Any]) -> list[str]:
                 f"{row['ours'] / row['plain']:.1f}", mega(last["needs"]), f"{last['overhead']:.2f}",
                 f"{last['ratio']:.2f}",
             ))  # fmt: skip
-        header = (
-            "",
-            "budget MB",
-            "plain torch",
-            "in the block",
-            "ratio",
-            "plain torch would need MB",
-            "compute",
-            "time",
-        )
-        parts.append(
-            "## The largest size that fits\n\n"
+        what = (
             "The budget is what plain torch needs for the size in the third column. Larger sizes, 1.5 to 8 times that, "
             f"were tried until one did not fit or took more than {MOST:.0f} times the compute without eviction. "
-            '"Compute" is the overhead of the largest size that fits. '
-            '"Time" is that of a step, divided by the time of plain torch with unlimited '
-            "memory.\n\n" + markdown(header, lines)
+            '"Compute" is the overhead of the largest size that fits. "Time" is that of a step, divided by the time of '
+            "plain torch with unlimited memory."
         )
+        header = " | budget MB | plain torch | in the block | ratio | plain torch would need MB | compute | time"
+        parts.append(section("The largest size that fits", what, header, lines))
     if found.get("recorded"):
         step = found["recorded"]
         lines = [
@@ -316,16 +297,16 @@ def others(found: dict[str, Any]) -> list[str]:
                 f"{run['share']:.0%}",
                 run["status"],
                 f"{run['again']:,}",
-                f"{run['overhead'] or 0:.2f}" if run["overhead"] else "",
+                f"{run['overhead'] or 0:.2f}" * bool(run["overhead"]),
             )
             for run in step["runs"]
         ]
-        parts.append(
-            f"## A recorded step\n\nOne step of a ResNet ({step['operations']} operators) was recorded with `trace=`; "
-            f"the trace takes {step['bytes'] / 1000:.0f} kB. The peak of the step is {mega(step['peak'])} MB, that of "
-            f"its replay {mega(sum(step['baseline'].values()))} MB. The simulator's results for smaller budgets:\n\n"
-            + markdown(("budget", "status", "recomputed", "overhead"), lines)
+        what = (
+            f"One step of a ResNet ({step['operations']} operators) was recorded with `trace=`; the trace takes "
+            f"{step['bytes'] / 1000:.0f} kB. The peak of the step is {mega(step['peak'])} MB, that of its replay "
+            f"{mega(sum(step['baseline'].values()))} MB. The simulator's results for smaller budgets:"
         )
+        parts.append(section("A recorded step", what, "budget | status | recomputed | overhead", lines))
     return parts
 
 
