@@ -6,8 +6,7 @@ from dataclasses import replace
 from random import Random
 from typing import Final
 
-from recompute._traces.program import StepKind
-from recompute.traces import Program
+from recompute.traces import Call, Program
 
 _SOON: Final = 8
 """Operations, at most, after which the result of an inserted one is dropped."""
@@ -31,92 +30,45 @@ def varied(program: Program, seed: int, *, costs: float = 0.1, inserted: float =
     for name, share in (("costs", costs), ("inserted", inserted)):
         if not 0 <= share <= 1:
             raise ValueError(f"{name} is a share, from 0 to 1, not {share!r}")
-    made = _Copy(program, Random(seed), costs)
-    for kind, which in program.steps:
+    random = Random(seed)
+    copy = replace(program.copy(), calls=[], steps=[], numbers=[], settings={})
+    starts: list[int] = []  # call of the program -> of the copy
+    referred: dict[int, None] = {}  # values, in a fixed order
+    new: list[tuple[int, int]] = []  # (number of the call before which it is dropped, value)
+
+    def another(call: Call) -> Call:
+        factor = 1 + random.uniform(-costs, costs)
+        return replace(call, cost=factor * call.cost, again=[factor * cost for cost in call.again])
+
+    def drop_new(last: bool = False) -> None:
+        for due in [due for due in new if last or due[0] <= len(copy.calls)]:
+            new.remove(due)
+            copy.steps.append(("drop", due[1]))
+            del referred[due[1]]
+
+    for kind, number in program.steps:
         if kind != "call":
-            made.step(kind, which)
+            copy.steps.append((kind, number))
+            if kind in ("source", "keep"):
+                referred[number] = None
+            elif kind == "drop":
+                referred.pop(number, None)
             continue
-        made.call(which)
-        if made.random.random() < inserted:
-            made.insert()
-    made.finish()
-    return made.copy
-
-
-class _Copy:
-    """A copy in the making: what has numbers of its own, and what is referred to."""
-
-    def __init__(self, program: Program, random: Random, costs: float) -> None:
-        self.copy = Program(program.name, program.unit, published=program.published)
-        self.random = random
-        self._program = program
-        self._costs = costs
-        self._storages: dict[int, int] = {}  # of the program -> of the copy
-        self._values: dict[int, int] = {}
-        self._starts: list[int] = []  # call of the program -> of the copy
-        self._referred: dict[int, None] = {}  # values of the copy, in a fixed order
-        self._inserted: list[tuple[int, int]] = []  # (number of the call before which it is dropped, value)
-
-    def step(self, kind: StepKind, value: int) -> None:
-        """What the program does with a value."""
-        if kind == "source":
-            self._values[value] = self.copy.add_source_on(self._storage(value))
-        else:
-            self.copy.steps.append((kind, self._values[value]))
-        if kind in ("source", "keep"):
-            self._referred[self._values[value]] = None
-        elif kind == "drop":
-            self._referred.pop(self._values[value], None)
-
-    def call(self, number: int) -> None:
-        """An operation of the program."""
-        call = self._program.calls[number]
-        self._drop_inserted()
-        self._starts.append(len(self.copy.calls))
-        arguments = [self._values[argument] for argument in call.arguments]
-        results = self._add(call.name, arguments, [self._storage(value) for value in call.results], call.cost)
-        self._values.update(zip(call.results, results, strict=True))
-        factor = self.copy.calls[-1].cost / call.cost if call.cost else 1.0
-        again = [factor * cost for cost in call.again]
-        self.copy.calls[-1] = replace(self.copy.calls[-1], again=again, room=call.room, sure=call.sure)
-
-    def insert(self) -> None:
-        """An operation that the program does not have."""
-        if not self._referred:
-            return
-        taken = self.random.choice(list(self._referred))
-        like = self.random.choice(self._program.calls)
-        storage = self.copy.storages[taken]
-        home = self.copy.add_storage(self.copy.sizes[storage], self.copy.devices[storage])
-        (value,) = self._add(like.name, [taken], [home], like.cost)
-        self._inserted.append((len(self.copy.calls) + self.random.randrange(_SOON), value))
-
-    def finish(self) -> None:
-        """What is known of the whole."""
-        program, copy, values = self._program, self.copy, self._values
-        self._drop_inserted(at_the_end=True)
-        starts = [*self._starts, len(copy.calls)]
-        copy.marks = [(starts[number], text) for number, text in program.marks]
-        copy.outputs = [values[value] for value in program.outputs]
-        copy.revived = {values[value] for value in program.revived}
-
-    def _add(self, name: str, arguments: list[int], homes: list[int], cost: float) -> tuple[int, ...]:
-        factor = 1 + self.random.uniform(-self._costs, self._costs)
-        results = self.copy.add_call(name, arguments, homes, factor * cost)
-        self._referred.update(dict.fromkeys(results))
-        return results
-
-    def _drop_inserted(self, at_the_end: bool = False) -> None:
-        number = len(self.copy.calls)
-        for when, value in self._inserted:
-            if at_the_end or when <= number:
-                self.copy.steps.append(("drop", value))
-                del self._referred[value]
-        self._inserted = [] if at_the_end else [(when, value) for when, value in self._inserted if when > number]
-
-    def _storage(self, value: int) -> int:
-        storage = self._program.storages[value]
-        if storage not in self._storages:
-            program = self._program
-            self._storages[storage] = self.copy.add_storage(program.sizes[storage], program.devices[storage])
-        return self._storages[storage]
+        drop_new()
+        starts.append(len(copy.calls))
+        call = another(program.calls[number])
+        for value in call.results:
+            copy.makers[value] = starts[-1]
+            referred[value] = None
+        copy.steps.append(("call", starts[-1]))
+        copy.calls.append(call)
+        if random.random() < inserted and referred:
+            taken, like = random.choice(list(referred)), random.choice(program.calls)
+            storage = copy.storages[taken]
+            home = copy.add_storage(copy.sizes[storage], copy.devices[storage])
+            (value,) = copy.add_call(like.name, [taken], [home], another(like).cost)
+            referred[value] = None
+            new.append((len(copy.calls) + random.randrange(_SOON), value))
+    drop_new(last=True)
+    copy.marks = [([*starts, len(copy.calls)][number], text) for number, text in program.marks]
+    return copy
