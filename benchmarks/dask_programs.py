@@ -16,8 +16,7 @@ import resource
 import sys
 import tempfile
 import tracemalloc
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from datetime import UTC, datetime
 from threading import Event, Lock, Thread
 from time import perf_counter, process_time, sleep
@@ -211,9 +210,10 @@ def timed(run: Callable[..., Any], **options: Any) -> float:
 
 
 class SlowDisk(distributed.WorkerPlugin):  # type: ignore[misc]
-    """Makes the disk of a worker as slow as one of so many bytes a second, both for Dask and for recompute_dask.
+    """Makes the disk of Dask's own spilling as slow as one of so many bytes a second.
 
-    Each transfer sleeps until it, and those before it, would have taken as long as they would there.
+    As in recompute_dask with `recompute.bandwidth`, each transfer sleeps until it, and those before it, would have
+    taken as long as they would there.
     """
 
     def __init__(self, bandwidth: int) -> None:
@@ -222,18 +222,13 @@ class SlowDisk(distributed.WorkerPlugin):  # type: ignore[misc]
     def setup(self, worker: Any) -> None:
         import zict
 
-        import recompute as rc
-
         lock, busy = Lock(), [0.0]
+        set_item, get_item = zict.File.__setitem__, zict.File.__getitem__
 
         def slowly(nbytes: int, start: float) -> None:
             with lock:
                 busy[0] = until = max(busy[0], start) + nbytes / self.bandwidth
             sleep(max(0.0, until - perf_counter()))
-
-        store = type(rc.Disk().open())
-        set_item, get_item = zict.File.__setitem__, zict.File.__getitem__
-        write, read = store.write, store.read
 
         def set_slowly(file: Any, key: Any, value: Any) -> None:
             start = perf_counter()
@@ -247,25 +242,7 @@ class SlowDisk(distributed.WorkerPlugin):  # type: ignore[misc]
             slowly(len(value), start)
             return value
 
-        def write_slowly(disk: Any, parts: Any, nbytes: int) -> Any:
-            start = perf_counter()
-            where = write(disk, parts, nbytes)
-            slowly(sum(part.nbytes for part in parts), start)
-            return where
-
-        @contextmanager
-        def read_slowly(disk: Any, where: Any) -> Iterator[Any]:
-            with read(disk, where) as load:
-
-                def load_slowly(memory: Any) -> None:
-                    start = perf_counter()
-                    load(memory)
-                    slowly(memoryview(memory).nbytes, start)
-
-                yield load_slowly
-
         zict.File.__setitem__, zict.File.__getitem__ = set_slowly, get_slowly
-        store.write, store.read = write_slowly, read_slowly  # type: ignore[method-assign]
 
 
 def step(array: Any) -> Any:
@@ -295,6 +272,7 @@ def measure_cluster(nanny: Any, steps: int, slow: bool, chunks: int, reads: int,
         "distributed.worker.memory.spill": False,
         "distributed.worker.memory.pause": False,
         "distributed.worker.memory.terminate": False,
+        "recompute.bandwidth": SLOW if slow else None,
     }
     options = {"n_workers": 2, "threads_per_worker": 1, "memory_limit": limit, "worker_class": nanny}
     history: list[tuple[float, ...]] = []
