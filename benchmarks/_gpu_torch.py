@@ -11,9 +11,7 @@ from typing import Any, Final
 
 import torch
 from _common import say
-from _torch_compile_models import MODELS as STEPS_TO_COMPILE
-from _torch_sizes_models import MODELS as TRAININGS
-from _torch_sizes_models import checkpointed, straight
+from _torch_models import TO_COMPILE, TO_TRAIN, Training, checkpointed, straight
 
 import recompute as rc
 import recompute_torch as rt
@@ -33,7 +31,7 @@ LEARNING: Final = 15
 def training(model: str, small: bool, batch: int = 4, run: Callable[..., Any] | None = None) -> Any:
     """A training of benchmarks/torch_sizes.py on the device; its batch so many times as large."""
     torch.manual_seed(0)
-    made = TRAININGS[model](run or straight, small)
+    made = Training(TO_TRAIN[model](run or straight, small))
     made.module.cuda()
     made.x, made.y = [tensor.cuda().repeat(batch, *[1] * (tensor.dim() - 1)) for tensor in (made.x, made.y)]
     return made
@@ -202,7 +200,7 @@ def compiled(small: bool) -> Iterator[Row]:
         for way, make in ways.items():
             torch._dynamo.reset()
             torch.manual_seed(0)
-            task = STEPS_TO_COMPILE[model](straight, small)
+            task = TO_COMPILE[model](straight, small)
             task.module.cuda()
             x, y = [tensor.cuda().repeat(16, *[1] * (tensor.dim() - 1)) for tensor in (task.x, task.y)]
             row: Row = {"model": model, "way": way}

@@ -167,14 +167,13 @@ def jax_programs() -> None:
 
 def torch_programs() -> None:
     """Compiled steps within a budget."""
-    from _torch_compile_models import MODELS
-    from _torch_sizes_models import straight
+    from _torch_models import TO_COMPILE, straight
     from torch_compile import alone
 
     import recompute_torch as rt
 
     for name in ("gpt2", "resnet18"):
-        step = MODELS[name](straight, True)
+        step = TO_COMPILE[name](straight, True)
         for share in (0.7, 0.5):
             with suppress(rc.BudgetError):
                 rt.compile(alone(step), of_peak=share)(step.x, step.y).backward()

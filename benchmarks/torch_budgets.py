@@ -39,12 +39,15 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import torch  # after the number of threads
 from _common import arguments, facts, markdown, page, say, write
-from _torch_compile_models import Step, bert, llama
-from _torch_sizes_models import Run, checkpointed
+from _torch_models import Step, bert, checkpointed, llama
+from _torch_modules import Run
 from torch_compile import Bench, by, ours, ratio
 
 RATIOS: Final = "0.05,0.1,0.15,0.2,0.3,0.5,0.75"
-MODELS: Final[dict[str, Callable[..., Step]]] = {"llama": llama, "bert": bert}
+MODELS: Final[dict[str, tuple[str, Callable[..., Step]]]] = {
+    "llama": ("Llama, {} layers of width 128, 4 heads, MLP 344, 2 x 256 tokens of 1,000", llama),
+    "bert": ("BERT, {} layers of width 192, 3 heads, MLP 768, 2 x 256 tokens of 1,000", bert),
+}
 BACKENDS: Final = {"boxed": "aot_eager", "inductor": "inductor"}
 EAGER, BLOCKS, BLOCKS_COMPILED = "eager", "eager, a checkpoint per layer", "compiled, the same"
 CLOSE: Final = 1e-4
@@ -220,8 +223,8 @@ def main() -> None:
     kept = given.into / "torch_budgets.json" if given.into else None
     told: dict[str, Any] = json.loads(kept.read_text(encoding="utf-8")) if kept is not None and kept.exists() else {}
     if not given.page:
-        about = (MODELS[given.model].__doc__ or "").strip().replace("32 layers", f"{given.layers} layers")
-        title = f"{about}, dropout {given.dropout:g}"
+        about, model = MODELS[given.model]
+        title = f"{about.format(given.layers)}, dropout {given.dropout:g}"
         title += ", by inductor" * (given.compiler == "inductor")
         case = f"{given.model} {given.dropout:g}{' inductor' * (given.compiler == 'inductor')}"
         say(title)
@@ -231,7 +234,7 @@ def main() -> None:
             write(given.into, "torch_budgets", page_of(told), told)
 
         def make(run: Run, quick: bool) -> Step:
-            return MODELS[given.model](run, quick, dropout=given.dropout, layers=given.layers)
+            return model(run, *((4, 32) if quick else (given.layers, 256)), given.dropout)
 
         ratios = [float(ratio) for ratio in given.ratios.split(",")]
         bench = measure(make, given.quick, 4 if given.quick else given.budgets, ratios, keep, given.compiler)

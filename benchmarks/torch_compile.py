@@ -35,32 +35,16 @@ os.environ.setdefault("OMP_NUM_THREADS", "2")
 import torch  # after the number of threads
 import torch._dynamo.backends.debugging as debugging
 from _common import arguments, facts, page, say, section, write
-from _torch_compile_models import MODELS, Step
 from _torch_measures import FORWARD_IS_OVER, allocated
-from _torch_sizes_models import Run, checkpointed, straight
+from _torch_models import TO_COMPILE, Step, checkpointed, straight
+from _torch_modules import Run
 from torch import Tensor
 from torch._inductor.utils import fresh_cache
 from torch.profiler import record_function
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.flop_counter import flop_registry
+from torch.utils.flop_counter import FlopCounterMode
 
 import recompute as rc
 import recompute_torch as rt
-
-
-class Counter(TorchDispatchMode):
-    """Adds up floating-point operations by torch's formulas."""
-
-    supports_higher_order_operators = True
-    total = 0.0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        found = func(*args, **(kwargs or {}))
-        formula = flop_registry.get(getattr(func, "_overloadpacket", None))
-        if formula is not None:
-            self.total += formula(*args, **(kwargs or {}), out_val=found)
-        return found
-
 
 plainly = debugging.boxed_nop
 counted: list[float] | None = None
@@ -74,9 +58,9 @@ def counting(module: Any, inputs: Any) -> Any:
     def run(args: Any) -> Any:
         if counted is None:
             return inner(args)
-        with Counter() as counter:
+        with FlopCounterMode(display=False) as counter:
             found = inner(args)
-        counted.append(counter.total)
+        counted.append(float(counter.get_total_flops()))
         return found
 
     run._boxed_call = True  # type: ignore[attr-defined]  # how AOTAutograd knows it
@@ -189,9 +173,9 @@ def flops(run: Callable[[], Any]) -> float:
     inside, counted = sum(counted), None
     if inside:
         return inside
-    with Counter() as counter:
+    with FlopCounterMode(display=False) as counter:
         run()
-    return counter.total
+    return float(counter.get_total_flops())
 
 
 @contextmanager
@@ -286,7 +270,7 @@ def block(bench: Bench, name: str, peak: int) -> None:
         way.run, way.failed = None, "does not fit"
 
 
-def table(bench: Bench) -> str:
+def table(title: str, bench: Bench) -> str:
     """A line for each way: its name, what it took, and a note."""
     plain, base = bench.ways[:2] if bench.counts else bench.ways[:1] * 2
     first, second = (way.name.partition(" ")[0] for way in (plain, base))
@@ -304,13 +288,12 @@ def table(bench: Bench) -> str:
     for way in bench.ways:
         told = ["-"] * len(cells) if way.run is None else [cell(way) for cell in cells.values()]
         lines.append([way.name, *told, way.failed if way.run is None else way.note])
-    title, what = str(bench.make.__doc__), f"A step of {second}: {base.seconds:.3f} s."
-    return section(title, what, ["way", *cells, "note"], lines)
+    return section(title, f"A step of {second}: {base.seconds:.3f} s.", ["way", *cells, "note"], lines)
 
 
 def main() -> None:
     parser = arguments(__doc__, into=None, quick=True)
-    parser.add_argument("--models", default=",".join(MODELS))
+    parser.add_argument("--models", default=",".join(TO_COMPILE))
     parser.add_argument("--inductor", action="store_true")
     given = parser.parse_args()
     name, title, measured = "torch_compile", "torch.compile within a budget", measure
@@ -322,7 +305,7 @@ def main() -> None:
     for model in given.models.split(","):
         say(model)
         torch.compiler.reset()  # else shapes that differ between models count as shapes that change
-        parts.append(table(measured(MODELS[model], given.quick)))
+        parts.append(table(TO_COMPILE[model].title, measured(TO_COMPILE[model], given.quick)))
         print(parts[-1], flush=True)
         write(given.into, name, page(title, __doc__, *parts, machine=machine))  # after each, since they take minutes
 

@@ -11,10 +11,9 @@ Times are CPU time on one thread, the least of many runs, which other work on th
 
 from __future__ import annotations
 
-import copy
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from time import process_time
 from typing import Any, Final
@@ -23,8 +22,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import torch  # after the number of threads
 from _common import MICRO, ROOT, arguments, facts, page, publish, say, section
-from _torch_sizes_models import gpt2_of, straight
-from torch import Tensor
+from _torch_models import Step, Training, gpt2_of, straight
+from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import recompute as rc
@@ -110,15 +109,14 @@ def _treelstm() -> Callable[[], Any]:
     return same_tree
 
 
-class Tree(torch.nn.Module):
+class Tree(nn.Module):
     """A TreeLSTM over a binary tree, one linear layer a node."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
-        self.width = width
-        self.gates = torch.nn.Linear(2 * width, 5 * width)
+        self.gates = nn.Linear(2 * width, 5 * width)
 
-    def forward(self, leaves: Sequence[Tensor]) -> Tensor:
+    def forward(self, leaves: Tensor) -> Tensor:
         nodes = [(leaf, leaf) for leaf in leaves]
         while len(nodes) > 1:
             nodes = [self.join(*pair) for pair in zip(nodes[::2], nodes[1::2], strict=True)]
@@ -130,53 +128,44 @@ class Tree(torch.nn.Module):
         return o.sigmoid() * cell.tanh(), cell
 
 
-def stepping(
-    model: torch.nn.Module, optimizer: torch.optim.Optimizer, loss_of: Callable[[], Tensor]
-) -> Callable[[], Any]:
-    """A step of a training."""
-
-    def step() -> float:
-        optimizer.zero_grad()
-        loss = loss_of()
-        loss.backward()
-        optimizer.step()
-        return loss.item()
-
-    return step
-
-
 def _binary_tree() -> Callable[[], Any]:
     torch.manual_seed(0)
-    model = Tree(64)
-    leaves = [torch.randn(32, 64) for _ in range(32)]
-    return stepping(model, torch.optim.SGD(model.parameters(), 0.05), lambda: model(leaves).square().mean())
+    return Training(Step(Tree(64), torch.randn(32, 32, 64), torch.empty(0), _squares), torch.optim.SGD, lr=0.05).step
 
 
 def _mlp() -> Callable[[], Any]:
     torch.manual_seed(0)
-    model = torch.nn.Sequential(*[layer for _ in range(8) for layer in (torch.nn.Linear(128, 128), torch.nn.ReLU())])
+    module = nn.Sequential(*[layer for _ in range(8) for layer in (nn.Linear(128, 128), nn.ReLU())])
     x = torch.randn(1024, 128)
-    return stepping(model, torch.optim.Adam(model.parameters()), lambda: (model(x) - x).square().mean())
+    loss = lambda found, x: (found - x).square().mean()
+    return Training(Step(module, x, x, loss), torch.optim.Adam, lr=1e-3).step
 
 
 def _cnn() -> Callable[[], Any]:
     torch.manual_seed(0)
-    layers = [(torch.nn.Conv2d(16, 16, 3, padding=1), torch.nn.BatchNorm2d(16), torch.nn.ReLU(inplace=True))] * 6
-    model = torch.nn.Sequential(*[copy.deepcopy(layer) for block in layers for layer in block])
-    x = torch.randn(8, 16, 16, 16)
-    return stepping(model, torch.optim.SGD(model.parameters(), 0.01), lambda: model(x).square().mean())
+    block = lambda: (nn.Conv2d(16, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU(inplace=True))
+    module = nn.Sequential(*[layer for _ in range(6) for layer in block()])
+    return Training(Step(module, torch.randn(8, 16, 16, 16), torch.empty(0), _squares), torch.optim.SGD, lr=0.01).step
+
+
+def _squares(found: Tensor, _: Tensor) -> Tensor:
+    return found.square().mean()
+
+
+def _gpt2(*sizes: int) -> Callable[[], Any]:
+    return Training(gpt2_of(straight, *sizes)).step
 
 
 WITHIN: Final[dict[str, Callable[[], Callable[[], Any]]]] = {
     "TreeLSTM, binary, 32 leaves of 32 x 64, SGD": _binary_tree,
     "MLP, 8 layers of width 128, batch 1024, Adam": _mlp,
     "CNN, 6 layers of 16 channels, 8 images of 16 x 16, SGD": _cnn,
-    "GPT-2, 6 blocks of width 384, 24 x 64 tokens, AdamW": lambda: gpt2_of(straight, 384, 6, 64, 24, 1_000).step,
+    "GPT-2, 6 blocks of width 384, 24 x 64 tokens, AdamW": lambda: _gpt2(384, 6, 64, 24, 1_000),
 }
 """Each begins a training, of which it gives the step."""
 
 TRAININGS: Final[dict[str, Callable[[], Callable[[], Any]]]] = {
-    "GPT-2, 3 blocks of width 256, 2 x 64 tokens, AdamW": lambda: gpt2_of(straight, 256, 3, 64, 2, 1_000).step,
+    "GPT-2, 3 blocks of width 256, 2 x 64 tokens, AdamW": lambda: _gpt2(256, 3, 64, 2, 1_000),
     "TreeLSTM, 20 leaves, width 96, batch 128, Adagrad": _treelstm,
 }
 """Each begins a training, of which it gives the step."""

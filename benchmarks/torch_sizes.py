@@ -31,7 +31,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import torch  # after the number of threads
 from _common import apart, arguments, facts, page, publish, say, section
 from _torch_measures import allocated, files
-from _torch_sizes_models import MODELS, Training, checkpointed, straight
+from _torch_models import TO_TRAIN, Training, checkpointed, straight
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 
 import recompute as rc
@@ -95,7 +95,7 @@ def ways(model: str, way: str, small: bool, folder: str) -> tuple[Training, Abst
     """A training and the context of its steps."""
     torch.manual_seed(0)
     kind, _, amount = way.partition(" ")
-    training = MODELS[model](RUNS.get(kind, straight), small)
+    training = Training(TO_TRAIN[model](RUNS.get(kind, straight), small))
     if kind == "files":
         return training, files(folder)
     if kind == "compile":
@@ -171,7 +171,7 @@ def all_of(model: str, small: bool, steps: int) -> list[Taken]:
     """Plain, shares of its activations, and every other way, each with blocks of as much memory."""
     plain = alone(model, "plain", small, steps)
     found = [plain, *(alone(model, f"{kind} none", small, steps) for kind in BLOCKS)]
-    stays = MODELS[model](straight, small).stays
+    stays = Training(TO_TRAIN[model](straight, small)).stays
     for share in SHARES:
         budget = int(stays + share * (plain.allocated - stays))
         found.append(alone(model, f"block {budget}", small, steps))
@@ -199,13 +199,13 @@ def parts(found: dict[str, list[Taken]]) -> list[str]:
             for run in runs
         ]  # fmt: skip
         head = " | storages, MB | allocated, MB | resident, MB | time | repeated | same loss"
-        parts.append(section(str(MODELS[model].__doc__), f"Plain torch: {plain.seconds:.3f} s a step.", head, rows))
+        parts.append(section(TO_TRAIN[model].title, f"Plain torch: {plain.seconds:.3f} s a step.", head, rows))
     return parts
 
 
 def main() -> None:
     parser = arguments(__doc__, into=None)
-    parser.add_argument("--models", default=",".join(MODELS), help="some of these, separated by commas; %(default)s")
+    parser.add_argument("--models", default=",".join(TO_TRAIN), help="some of these, separated by commas; %(default)s")
     parser.add_argument("--small", action="store_true", help="tiny sizes, to check that it runs")
     parser.add_argument("--steps", type=int, default=STEPS)
     options = parser.parse_args()

@@ -29,7 +29,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import torch  # after the number of threads
 from _common import arguments, facts, page, publish, say, section
 from _torch_measures import Make, Reference, Taken, begin, files, peak, reference, timed, within
-from _torch_sizes_models import checkpointed
+from _torch_models import checkpointed
 
 import recompute_torch as rt
 from _torch_training import Task, gan, lstm, resnet, transformer, treelstm, unet
