@@ -6,43 +6,28 @@ The picture is made from the imports themselves, those for annotations and in fu
 from __future__ import annotations
 
 import argparse
-import ast
+import sys
 from collections import Counter, defaultdict
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
+from _common import ROOT
 from matplotlib import pyplot as plt
 
-ROOT: Final = Path(__file__).parents[1]
-HOUSE: Final = ROOT / "recompute"
+sys.path.insert(0, str(ROOT / "tests"))
+from test_surface import HOUSE, LAYERS, TREES, imports, name_of  # where it is tested that imports run downwards
+
 LOOSE: Final = {
-    **dict.fromkeys(
-        "_form _cython _errors _interrupts _locks _budget text _workers _terminal _background _live".split(), "base"
-    ),
-    **dict.fromkeys(("recompute", "__main__", "planners", "simulator", "traces", "pictures"), "package"),
+    **dict.fromkeys(LAYERS["base"].split(), "base"),
+    **dict.fromkeys("recompute __main__ planners simulator traces pictures".split(), "package"),
 }
 """Files that lie in no folder, and what they belong to; all others are the surface."""
 
 
 def room_of(module: str) -> str:
-    """The folder of a module: `_engine` of `recompute._engine.graph`."""
-    name = module.split(".")[min(1, module.count("."))]
+    """The folder of a module: `_engine` of `_engine.graph`."""
+    name = module.partition(".")[0]
     return name if (HOUSE / name).is_dir() else LOOSE.get(name, "surface")
-
-
-def imported(tree: ast.AST) -> Iterator[tuple[str, bool]]:
-    """Modules of the house that a file imports, and whether that is when it is imported itself."""
-    stack: list[tuple[ast.AST, bool]] = [(tree, True)]
-    while stack:
-        node, early = stack.pop()
-        if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "recompute":
-            for alias in node.names:
-                yield (f"recompute.{alias.name}" if node.module == "recompute" else node.module or ""), early
-        late = isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) or (
-            isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
-        )
-        stack.extend((part, early and not late) for part in ast.iter_child_nodes(node))
 
 
 def survey() -> tuple[dict[str, tuple[int, int]], Counter[tuple[str, str]], Counter[tuple[str, str]]]:
@@ -51,16 +36,14 @@ def survey() -> tuple[dict[str, tuple[int, int]], Counter[tuple[str, str]], Coun
     edges: Counter[tuple[str, str]] = Counter()
     late: Counter[tuple[str, str]] = Counter()
     for path in sorted(HOUSE.rglob("*.py")):
-        text = path.read_text(encoding="utf-8")
-        module = ".".join(path.relative_to(ROOT).with_suffix("").parts)
-        room = room_of(module.removesuffix(".__init__"))
+        room = room_of(name_of(path))
         files, lines = sizes.get(room, (0, 0))
-        sizes[room] = files + 1, lines + text.count("\n")
-        for other, early in imported(ast.parse(text)):
-            target = room_of(other)
+        sizes[room] = files + 1, lines + path.read_text(encoding="utf-8").count("\n")
+        for other, when in imports(TREES[name_of(path)]):
+            target = "surface" if other == "recompute" else room_of(other)  # what the package gives is the surface
             if target != room:
                 edges[room, target] += 1
-                late[room, target] += not early
+                late[room, target] += when != "import"
     return sizes, edges, late
 
 
