@@ -34,6 +34,11 @@ class Taken:
     result: Any
 
     @property
+    def times(self) -> tuple[str, str, str]:
+        """Time of all processors, time, and memory, for a table."""
+        return f"{self.processor:.1f} s", f"{self.seconds:.1f} s", f"{self.memory / 1e6:,.0f} MB"
+
+    @property
     def written(self) -> str:
         """The bytes in files, for a table."""
         return f"{self.files / 1e6:,.0f} MB" if self.files else ""

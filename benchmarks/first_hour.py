@@ -102,41 +102,34 @@ def sweep_recompute() -> float:
         )
 
 
-WAYS: dict[str, dict[str, tuple[str, Callable[[], float]]]] = {
-    "hmm": {
-        "list": ("a list: everything kept", MESSAGES.kept),
-        "checkpoints": (f"every {EVERY}th message kept by hand", lambda: MESSAGES.by_hand(EVERY)),
-        "joblib": ("`joblib.Memory`, files", MESSAGES.in_files),
-        "recompute": ("`rc.ap`, 40 MB", lambda: MESSAGES.cached(BUDGET)[0]),
+PROBLEMS: dict[str, dict[str, Callable[[], float]]] = {
+    f"A hidden Markov model: {STEPS:,} messages of {8 * SEQUENCES * STATES // 1000} kB, read backwards": {
+        "a list: everything kept": MESSAGES.kept,
+        f"every {EVERY}th message kept by hand": lambda: MESSAGES.by_hand(EVERY),
+        "`joblib.Memory`, files": MESSAGES.in_files,
+        "`rc.ap`, 40 MB": lambda: MESSAGES.cached(BUDGET)[0],
     },
-    "sweep": {
-        "none": ("nothing remembered", lambda: sweep(lambda function: function)),
-        "cache": ("`functools.cache`: everything kept", lambda: sweep(cache)),
-        "lru_cache": ("`functools.lru_cache`, entries for 40 MB", lambda: sweep(lru_cache(maxsize=2))),
-        "joblib": ("`joblib.Memory`, files", sweep_joblib),
-        "recompute": ("`rc.memoize`, 40 MB", sweep_recompute),
+    f"A sweep of {len(SETTINGS)} settings over a table of 8 MB, with 42 intermediate tables": {
+        "nothing remembered": lambda: sweep(lambda function: function),
+        "`functools.cache`: everything kept": lambda: sweep(cache),
+        "`functools.lru_cache`, entries for 40 MB": lambda: sweep(lru_cache(maxsize=2)),
+        "`joblib.Memory`, files": sweep_joblib,
+        "`rc.memoize`, 40 MB": sweep_recompute,
     },
-}
-TITLES = {
-    "hmm": f"A hidden Markov model: {STEPS:,} messages of {8 * SEQUENCES * STATES // 1000} kB, read backwards",
-    "sweep": f"A sweep of {len(SETTINGS)} settings over a table of 8 MB, with 42 intermediate tables",
 }
 
 
 def measure(problem: str, way: str) -> Taken:
-    return taken(WAYS[problem][way][1])
+    return taken(PROBLEMS[problem][way])
 
 
 def main() -> None:
     options = arguments(__doc__).parse_args()
     machine = facts("joblib")
     parts = []
-    for problem, ways in WAYS.items():
-        lines = [
-            (ways[way][0], f"{one.processor:.1f} s", f"{one.seconds:.1f} s", f"{one.memory / 1e6:,.0f} MB")
-            for way, one in all_ways(ways, partial(measure, problem)).items()
-        ]
-        parts.append(section(TITLES[problem], "", ("way", "CPU time", "elapsed", "memory"), lines))
+    for problem, ways in PROBLEMS.items():
+        lines = [(way, *one.times) for way, one in all_ways(ways, partial(measure, problem)).items()]
+        parts.append(section(problem, "", "way | CPU time | elapsed | memory", lines))
     publish(options.into, "first_hour", page("The first hour", __doc__, *parts, machine=machine))
 
 

@@ -142,37 +142,30 @@ def of_diskcache() -> list[float]:
         return scores
 
 
-WAYS: dict[str, tuple[str, Callable[[], list[float]]]] = {
-    "none": ("nothing remembered", lambda: plain(lambda function: function)),
-    "cache": ("`functools.cache`: everything kept", lambda: plain(cache)),
-    "lru_cache": (
-        "`functools.lru_cache`, entries for the budget",
-        lambda: plain(lru_cache(maxsize=BUDGET // BYTES // 3)),
-    ),
-    "cachetools": ("`cachetools.LRUCache`, bytes", of_cachetools),
-    "cachey": ("`cachey`, bytes", of_cachey),
-    "joblib": ("`joblib.Memory`: everything in files", of_joblib),
-    "diskcache": ("`diskcache`: everything in files", of_diskcache),
-    "ap": ("`rc.ap`, all values made first", all_first),
-    "memoize": ("`rc.memoize`", memoized),
+WAYS: dict[str, Callable[[], list[float]]] = {
+    "nothing remembered": lambda: plain(lambda function: function),
+    "`functools.cache`: everything kept": lambda: plain(cache),
+    "`functools.lru_cache`, entries for the budget": lambda: plain(lru_cache(maxsize=BUDGET // BYTES // 3)),
+    "`cachetools.LRUCache`, bytes": of_cachetools,
+    "`cachey`, bytes": of_cachey,
+    "`joblib.Memory`: everything in files": of_joblib,
+    "`diskcache`: everything in files": of_diskcache,
+    "`rc.ap`, all values made first": all_first,
+    "`rc.memoize`": memoized,
 }
 
 
 def measure(way: str) -> Taken:
     load(0), smooth(load(0))
     counts.clear()
-    return taken(lambda: float(np.sum(WAYS[way][1]())))
+    return taken(lambda: float(np.sum(WAYS[way]())))
 
 
 def main() -> None:
     options = arguments(__doc__).parse_args()
     machine = facts("cachetools", "cachey", "joblib", "diskcache")
-    lines = [
-        (WAYS[way][0], f"{one.processor:.1f} s", f"{one.seconds:.1f} s", f"{one.memory / 1e6:,.0f} MB", one.written,
-         f"{one.computed:,}")
-        for way, one in all_ways(WAYS, measure).items()
-    ]  # fmt: skip
-    table = markdown(("way", "CPU time", "elapsed", "memory", "on disk", "calls computed"), lines)
+    lines = [(way, *one.times, one.written, f"{one.computed:,}") for way, one in all_ways(WAYS, measure).items()]
+    table = markdown("way | CPU time | elapsed | memory | on disk | calls computed", lines)
     publish(options.into, "memoize", page("A cache of calls, measured", __doc__, table, machine=machine))
 
 
