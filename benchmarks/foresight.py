@@ -115,18 +115,10 @@ def same_rounds(folder: Path, names: Sequence[str], effort: float, processes: in
     cases = [(name, budget, best) for name in names for budget, best in BEST[name].items()]
     for (name, budget, best), online, ahead in zip(cases, runs[::2], runs[1::2], strict=True):
         last = ahead[-1].overhead
-        rows.append(
-            (
-                name,
-                f"{budget:g}",
-                f"{best:.3f}",
-                shown(online[0]),
-                shown(online[1]) if len(online) > 1 else "",
-                shown(ahead[-1]),
-                "" if last is None else f"{last - best:+.4f}{' *' if last - best > AIM else ''}",
-            )
-        )
-    head = ("trace", "budget", "best known", "round 1", "round 2 without foresight", "round 3", "against best known")
+        second = shown(online[1]) if len(online) > 1 else ""
+        against = "" if last is None else f"{last - best:+.4f}{' *' if last - best > AIM else ''}"
+        rows.append((name, f"{budget:g}", f"{best:.3f}", shown(online[0]), second, shown(ahead[-1]), against))
+    head = "trace | budget | best known | round 1 | round 2 without foresight | round 3 | against best known"
     return section("Identical rounds", SAME, head, rows)
 
 
@@ -147,7 +139,7 @@ def different_rounds(folder: Path, names: Sequence[str], effort: float, rounds: 
             worst = max([after - before for before, after in pairs if before and after], default=0.0)
             start = (found.trace, f"{found.budget:g}", f"{found.inserted:.0%}")
             rows.append((*start, averaged(found.online), averaged(found.ahead), f"{worst:+.3f}"))
-    head = ("trace", "budget", "new operations", "without foresight", "with foresight", "worst round")
+    head = "trace | budget | new operations | without foresight | with foresight | worst round"
     told = DIFFERENT.format(costs=COSTS, first=LEARNT + 1, last=rounds)
     return section("Rounds that differ", told, head, rows)
 

@@ -32,7 +32,6 @@ from checkpoint_schedules import (
 from recompute_schedules import Schedule
 
 LARGE: Final = 10**9
-REVOLVE: Final = "`MultistageCheckpointSchedule` (revolve)"
 KNOWN: Final = {"mixed": (6.85, 3.92, 2.82, 2.13, 1.95, 1.93), "revolve": (7.28, 4.62, 3.74, 3.09, 2.94, None)}
 
 
@@ -74,21 +73,19 @@ def steps_of(steps: int, slots: int, deps: int, known: bool = True) -> int:
 
 
 def known_length() -> Iterator[str]:
-    rows: dict[str, list[str]] = {"`Schedule`": [], "`Schedule`, restart data only": [], REVOLVE: []}
     columns = (5, 10, 20, 40, 60, 80)
-    for slots in columns:
-        say(f"known length, {slots}")
-        multistage = follow(MultistageCheckpointSchedule(1000, slots, 0), 1000)[0]
-        for cells, steps in zip(
-            rows.values(), (steps_of(1000, slots, 1), steps_of(1000, slots, LARGE), multistage), strict=True
-        ):
-            cells.append(f"{steps / 1000:.3f}")
-    rows |= {
-        f"earlier figures, {name}": ["" if cell is None else str(cell) for cell in cells]
-        for name, cells in KNOWN.items()
+    steps = {
+        "`Schedule`": [steps_of(1000, slots, 1) for slots in columns],
+        "`Schedule`, restart data only": [steps_of(1000, slots, LARGE) for slots in columns],
+        "`MultistageCheckpointSchedule` (revolve)": [
+            follow(MultistageCheckpointSchedule(1000, slots, 0), 1000)[0] for slots in columns
+        ],
     }
+    rows = [(name, *[f"{count / 1000:.3f}" for count in counts]) for name, counts in steps.items()]
+    for name, known in KNOWN.items():
+        rows.append((f"earlier figures, {name}", *["" if cell is None else str(cell) for cell in known]))
     what = "Forward steps executed per step, for 1,000 steps, by the number of snapshots."
-    yield section("Known length", what, ("", *map(str, columns)), [(name, *cells) for name, cells in rows.items()])
+    yield section("Known length", what, ("", *map(str, columns)), rows)
     lines = []
     for slots in (5, 10, 20, 40):
         with warnings.catch_warnings():
@@ -116,7 +113,7 @@ def two_tiers() -> str:
         "150 steps, restart data only. Total cost in forward steps; a write or a read costs as much as one step. In "
         "parentheses: the number of writes and reads."
     )
-    return section("RAM and a disk", what, ("in RAM, on disk", "`Schedule`", "`HRevolve`"), lines)
+    return section("RAM and a disk", what, "in RAM, on disk | `Schedule` | `HRevolve`", lines)
 
 
 def wang(steps: int, slots: int) -> float:
@@ -185,7 +182,7 @@ def unknown_length(quick: bool) -> Iterator[str]:
         "they need in RAM + on disk."
     )
     rule = "rule of Wang, Moin and Iaccarino, as implemented in the benchmark"
-    yield markdown(("snapshots, steps", "`Schedule`", rule, "`TwoLevelCheckpointSchedule`"), lines)
+    yield markdown(f"snapshots, steps | `Schedule` | {rule} | `TwoLevelCheckpointSchedule`", lines)
 
 
 def unequal() -> str:
@@ -206,7 +203,7 @@ def unequal() -> str:
         "Modelled seconds of all forward steps: `Schedule`, planned with the costs of the steps / revolve = ratio. 400 "
         "steps with a mean cost of 1 second, restart data only."
     )
-    head = ("snapshots", "constant", "ramp, 1 to 10", "bursts of 10 steps, 10 times as long")
+    head = "snapshots | constant | ramp, 1 to 10 | bursts of 10 steps, 10 times as long"
     return section("Steps of unequal cost", what, head, lines)
 
 

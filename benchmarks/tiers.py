@@ -76,7 +76,7 @@ def simulated(folder: Path) -> Iterator[str]:
             cells.append(f"{_cell(alone)} / {_cell(moving)} / {_judged(alone, moving, both, known)}")
             say(f"{name} {budget} {tier}: {cells[-1]}")
         lines.append((name, str(budget), *cells))
-    head = ("", "budget", "blocks, 12 GB/s", "blocks, 50 GB/s", "overlaps, 12 GB/s", "overlaps, 50 GB/s")
+    head = " | budget | blocks, 12 GB/s | blocks, 50 GB/s | overlaps, 12 GB/s | overlaps, 50 GB/s"
     yield section("Simulated", BLOCKING, head, lines)
     lines = []
     for name, program in programs.items():
@@ -88,7 +88,7 @@ def simulated(folder: Path) -> Iterator[str]:
         f"The smallest share of the peak, in steps of 0.01, at which a run finishes with an overhead of at most "
         f"{LIMIT:.0f}. Transfers run at 25 GB/s and stop the compute."
     )
-    head = ("", "recomputing only", "moving only", "both", "known before, moving only")
+    head = " | recomputing only | moving only | both | known before, moving only"
     yield section("The smallest budget", what, head, lines)
 
 
@@ -111,7 +111,7 @@ def planned(folder: Path) -> str:
         f"The overhead of plans (`planners.plan(..., tier=...)`, effort {EFFORT:g}) that fetch evicted results or "
         "recompute them. Sources stay in memory, and transfers stop the compute."
     )
-    return section("With the future known", what, ("", "budget", "no tier", "12 GB/s", "50 GB/s"), lines)
+    return section("With the future known", what, " | budget | no tier | 12 GB/s | 50 GB/s", lines)
 
 
 def _smallest(program: Program, peak: dict[str, int], options: dict[str, Any]) -> float:
@@ -215,7 +215,7 @@ Wall time of a program under a budget, divided by its time without one; the leas
 and makes several passes over features of them; `chain` goes through many states and back. "Both" moves what is
 expensive to compute; "ahead" does so in a thread, before the room is needed. In parentheses: megabytes written and
 read."""
-    return section("On a disk", what, ("", "disk", "recomputing only", "moving only", "both", "both, ahead"), lines)
+    return section("On a disk", what, " | disk | recomputing only | moving only | both | both, ahead", lines)
 
 
 def main() -> None:

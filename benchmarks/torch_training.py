@@ -171,10 +171,11 @@ def grown(name: str) -> dict[str, Any]:
         if took.failed or took.overhead > MOST:
             break
         largest = size
+        needs = peak(make(size))
         runs.append(
             {
                 "size": size,
-                "needs": peak(make(size)),
+                "needs": needs,
                 "again": took.again,
                 "overhead": took.overhead,
                 "ratio": took.seconds / plain,
