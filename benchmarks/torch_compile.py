@@ -41,10 +41,29 @@ from _torch_modules import Run
 from torch import Tensor
 from torch._inductor.utils import fresh_cache
 from torch.profiler import record_function
-from torch.utils.flop_counter import FlopCounterMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
 
 import recompute as rc
 import recompute_torch as rt
+
+
+class Counter(TorchDispatchMode):
+    """Adds up floating-point operations by torch's formulas.
+
+    Torch's own counter refuses higher-order operators, such as those in the graph of a compiled checkpoint.
+    """
+
+    supports_higher_order_operators = True
+    total = 0.0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = func(*args, **(kwargs or {}))
+        formula = flop_registry.get(getattr(func, "_overloadpacket", None))
+        if formula is not None:
+            self.total += formula(*args, **(kwargs or {}), out_val=found)
+        return found
+
 
 plainly = debugging.boxed_nop
 counted: list[float] | None = None
@@ -58,9 +77,9 @@ def counting(module: Any, inputs: Any) -> Any:
     def run(args: Any) -> Any:
         if counted is None:
             return inner(args)
-        with FlopCounterMode(display=False) as counter:
+        with Counter() as counter:
             found = inner(args)
-        counted.append(float(counter.get_total_flops()))
+        counted.append(counter.total)
         return found
 
     run._boxed_call = True  # type: ignore[attr-defined]  # how AOTAutograd knows it
@@ -173,9 +192,9 @@ def flops(run: Callable[[], Any]) -> float:
     inside, counted = sum(counted), None
     if inside:
         return inside
-    with FlopCounterMode(display=False) as counter:
+    with Counter() as counter:
         run()
-    return float(counter.get_total_flops())
+    return counter.total
 
 
 @contextmanager
