@@ -21,13 +21,11 @@ static_assert(sizeof(Header) <= AHEAD);
 
 struct Count {
   std::atomic<Books*> books{new Books};  // of the block that is open, or was last
-  std::atomic<Books*> open{nullptr};     // the same; null: no block is open
+  std::atomic<Books*> open{nullptr};     // the same, which tell one block from another; null: no block is open
   std::atomic<int64_t> most{0};  // since an operator began, with what its kernel takes for a while, as if
   std::atomic<int64_t> evicted{0};  // what has been evicted since were there, too
   std::atomic<int64_t> budget{INT64_MAX};
   std::atomic<int64_t> beside{0};  // bytes that need no room, as a block ends
-  std::atomic<uint32_t> era{0};  // 0: no block is open
-  uint32_t eras = 0;
 
   int64_t used() const { return books.load(std::memory_order_relaxed)->used.load(std::memory_order_relaxed); }
   bool reserve(Books& into, int64_t bytes) {  // false: there is no room
@@ -61,9 +59,10 @@ struct Count {
 Count& count = *new Count;
 
 thread_local int bookkeeping = 0;  // what is allocated now belongs to a recipe, and is not counted, as recipes are not
-struct Bookkeeping {
-  Bookkeeping() { bookkeeping++; }
-  ~Bookkeeping() { bookkeeping--; }
+struct Raised {  // a counter of this thread is one higher while this exists
+  int& depth;
+  explicit Raised(int& of) : depth(of) { depth++; }
+  ~Raised() { depth--; }
 };
 
 bool make_room(int64_t wanted);  // whether there is room now

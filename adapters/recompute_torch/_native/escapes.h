@@ -80,18 +80,13 @@ bool has_been_shared(StorageImpl* storage, Value* v) {
   return true;
 }
 
-struct Lenient {  // an error cannot come out of here, and the content must: what is too much is said in `overshoot`
-  Lenient() { lenient++; }
-  ~Lenient() { lenient--; }
-};
-
 // Torch calls it once, before it gives an address that may be written to.
 void on_escape(StorageImpl* storage) {
   if (inside && !in_code_of_others) return;  // a kernel has asked
   Lock lock;
   Value* v = value_of(storage);
   if (!v || (in_code_of_others && v->pins)) return;  // what is kept of an argument is seen to at the end
-  Lenient here;
+  Raised here(lenient);
   if (v->blank && c10::impl::tls_is_dispatch_key_excluded(DispatchKey::Python)) {  // `torch.tensor` fills what is new
     drop_call(v);
     v->blank = false;
@@ -115,7 +110,7 @@ bool bring_to_where_it_was_read(uintptr_t address) {
   Value* v = *found;
   if (!v) return true;  // another thread has read there, too, and was faster
   M.faults++;
-  Lenient here;
+  Raised here(lenient);
   Pinned pinned;
   pinned.add(v);
   void* range = std::exchange(v->range, nullptr);  // the addresses stay: the instruction will run again

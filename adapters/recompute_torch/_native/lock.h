@@ -31,13 +31,15 @@ class WithoutInterpreter {  // its lock is given up while this exists, if this t
 
 class Lock {
  public:
-  Lock() {
+  Lock() { take(); }
+  ~Lock() { mutex.unlock(); }
+  Lock(const Lock&) = delete;
+
+  static void take() {
     if (mutex.try_lock()) return;
     const WithoutInterpreter here;
     mutex.lock();
   }
-  ~Lock() { mutex.unlock(); }
-  Lock(const Lock&) = delete;
 };
 
 thread_local int inside = 0;  // operators that run in this thread below the fallback

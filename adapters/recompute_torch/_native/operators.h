@@ -90,7 +90,7 @@ std::unique_ptr<Call> new_call(const OperatorHandle& op, const Rule& rule, Dispa
   }
   if (rule.seeded) {
     Running quietly(nullptr);
-    Bookkeeping own;
+    Raised own(bookkeeping);
     call->state = generator_of(c10::ArrayRef<IValue>(arguments, rule.arguments)).get_state();
   }
   return call;
@@ -171,7 +171,7 @@ class Operator {
 
   bool before() {  // false: the block has ended meanwhile, and the operator is none of our business
     Lock lock;
-    if (C10_UNLIKELY(!M.open || count.era != era || has_left())) return false;
+    if (C10_UNLIKELY(!block || count.open != block || has_left())) return false;
     M.operators += !within;
     meet();
     if (C10_UNLIKELY(rule.kind == Kind::RESIZE || !rule.own)) hold_storages();
@@ -214,8 +214,8 @@ class Operator {
 
   void failed() {  // what it wrote to may hold anything
     Lock lock;
-    if (count.era != era) return;  // the block has ended meanwhile
-    Lenient here;
+    if (count.open != block) return;  // the block has ended meanwhile
+    Raised here(lenient);
     for (StorageImpl* storage : targets) {
       Value* v = value_of(storage);
       if (!v || v->escaped) continue;
@@ -228,7 +228,7 @@ class Operator {
 
   void after() {
     Lock lock;
-    if (count.era != era) return void(call.reset());  // the block has ended meanwhile
+    if (count.open != block) return void(call.reset());  // the block has ended meanwhile
     if (within) return rearm();  // its time is that of the call around it, and what it makes is, too
     M.clock += took;
     c10::SmallVector<Value*, 4> made;
@@ -247,7 +247,7 @@ class Operator {
     }
     call.reset();
     if (odd) {  // a sparse tensor, say, has storages of its arguments
-      Lenient here;
+      Raised here(lenient);
       for (const Met& m : met)
         if (Value* v = value_of(m.storage)) fix(v);
     }
@@ -380,7 +380,7 @@ class Operator {
       Value* v = m.value ? value_of(m.storage) : nullptr;
       if (!v || v->escaped) continue;
       if (references(m.storage) > m.references) {
-        Lenient here;
+        Raised here(lenient);
         escaped(m.storage);
       } else if (!m.storage->resizable()) {
         v->unshared = true;  // the array has gone with the call
@@ -394,7 +394,7 @@ class Operator {
       Value* v = value_of(m.storage);
       if (!v || !v->resident()) continue;
       if (C10_UNLIKELY(!m.storage->resizable()) && !v->unshared && !within && rule.own) {
-        Lenient here;  // another thread has got an array on it
+        Raised here(lenient);  // another thread has got an array on it
         escaped(m.storage);
       } else if (!v->escaped) {
         arm(m.storage);
@@ -407,7 +407,7 @@ class Operator {
   const DispatchKeySet keys;
   Stack* const stack;
   const size_t first;
-  const uint32_t era = count.era;
+  const Books* const block = count.open;
   const bool within = nested > 0;  // code of others, whose call is the one that is remembered
   bool strange = false, outside = false, evicted = false;
   c10::SmallVector<Met, 6> met;
@@ -447,7 +447,7 @@ bool ran(const OperatorHandle& op, const Rule& rule, DispatchKeySet keys, Stack*
 
 void on_operator(const OperatorHandle& op, DispatchKeySet all, Stack* stack) {
   const DispatchKeySet keys = all & BELOW;
-  if (C10_UNLIKELY(!M.open || has_left())) return op.redispatchBoxed(keys, stack);
+  if (C10_UNLIKELY(!count.open || has_left())) return op.redispatchBoxed(keys, stack);
   const Rule& rule = rule_of(op);
   if (C10_UNLIKELY(rule.span)) see_span(rule.span);
   if (rule.kind == Kind::PASS) return op.redispatchBoxed(keys, stack);

@@ -78,7 +78,6 @@ struct Tightest {  // an operator with much in memory that could not be evicted,
 };
 
 struct Machine {
-  std::atomic<bool> open{false};
   size_t smallest = 1;               // bytes: less is never evicted
   int64_t history = 100000;          // calls that are remembered at most
   uint64_t clock = 0;                // ticks of all calls so far

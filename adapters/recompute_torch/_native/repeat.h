@@ -46,7 +46,7 @@ struct Drawing {  // a generator is in an earlier state while this exists
   at::Tensor now;
   Drawing(const Call* call) {
     if (!call->state.defined()) return;
-    Bookkeeping own;
+    Raised own(bookkeeping);
     generator = generator_of(call->arguments);
     now = generator.get_state();
     generator.set_state(call->state);

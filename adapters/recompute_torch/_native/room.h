@@ -39,7 +39,7 @@ constexpr size_t WIDE = 256;   // users of one value
 
 int pressure = 0;              // of STEPS: how much of what is needed is evicted
 uint64_t random_state = 88172645463325252ull;
-thread_local int lenient = 0;  // memory is given back, or needed where no error can come out
+thread_local int lenient = 0;  // memory is given back, or needed where no error can come out: `overshoot` says how much
 
 uint64_t draw() {
   random_state ^= random_state << 13, random_state ^= random_state >> 7, random_state ^= random_state << 17;
@@ -202,9 +202,9 @@ bool make_room(int64_t wanted) {
 
 bool may_throw() { return inside > 0 && !lenient; }
 
-thread_local uint32_t joined = 0;  // the era of the block that this thread was told to take part in; 0: it was not told
+thread_local const Books* joined = nullptr;  // of the block that this thread was told to take part in; null: it was not
 
-bool has_left() { return joined && joined != count.era; }  // nobody could tell this thread that its block has ended
+bool has_left() { return joined && joined != count.open; }  // nobody could tell this thread that its block has ended
 
 bool takes_part() {  // or helps one that does, or another one: whom, nobody knows
   return inside || at::in_parallel_region() || (c10::impl::tls_is_dispatch_key_included(KEY) && !has_left());

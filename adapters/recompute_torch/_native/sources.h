@@ -80,7 +80,6 @@ void own(StorageImpl* storage) {
   if (!v) return;
   Pinned pinned;
   pinned.add(v);
-  bring(v);
   fix(v);
   v->blank = false;
   if (!v->users.empty()) {

@@ -2,10 +2,11 @@
 
 namespace {
 
-// Run `work`, and give its error as text: exceptions of C++ must not come out.
+// Run `work` under the lock, and give its error as text: exceptions of C++ must not come out.
 template <class F>
-int caught(F&& work, char* text, int64_t size) {
+int caught(char* text, int64_t size, F&& work) {
   try {
+    Lock lock;
     work();
     return 0;
   } catch (const NoRoom& error) {
@@ -25,7 +26,7 @@ Value* value_at(int64_t storage) { return value_of(reinterpret_cast<StorageImpl*
 // Every live storage has its memory again, and is an ordinary one. One by one, so that the budget mostly does. Where many
 // calls run again for that, since each evicts what the next one needs, the rest has the budget beside what is there then.
 void give_everything_back(std::string& errors) {
-  Lenient here;
+  Raised here(lenient);
   forget_all_copies();
   for (auto* list : {&M.orphans, &M.kept}) {
     std::deque<Value*> last;
@@ -67,10 +68,7 @@ void give_everything_back(std::string& errors) {
 // Before, and in the child after, a process is forked off: nobody is in the middle of a change, and no budget holds.
 // Not by hooks of Python: those that run after ours would do so under the lock, and may wait for threads that need it.
 void before_fork() {
-  if (!mutex.try_lock()) {
-    const WithoutInterpreter here;
-    mutex.lock();
-  }
+  Lock::take();
   blocks.before_fork();
 }
 void after_fork_in_parent() {
@@ -94,7 +92,7 @@ _object* rm_raised() { return std::exchange(raised, nullptr); }  // where a func
 int rm_open(int64_t budget, int64_t smallest, int64_t history, int form, int around, const double* powers, int64_t seed,
     int faults, void* error_type, void* look, void* keep) {
   Lock lock;
-  if (M.open) return 1;
+  if (count.open) return 1;
   if (!ordinary_allocator) {
     ordinary_allocator = c10::GetCPUAllocator();
     known_deleters().push_back(ordinary_allocator->raw_deleter());
@@ -121,10 +119,8 @@ int rm_open(int64_t budget, int64_t smallest, int64_t history, int form, int aro
   count.beside = 0;
   count.budget = budget > 0 ? budget : INT64_MAX;
   threads = 0;
-  count.era = ++count.eras;
   count.open = count.books.load();
   c10::SetAllocator(at::kCPU, &counting, 1);
-  M.open = true;
   return 0;
 }
 
@@ -132,12 +128,10 @@ int rm_close(char* text, int64_t size) {
   Lock lock;
   std::string errors;
   *text = 0;
-  if (!M.open) return 0;
+  if (!count.open) return 0;
   give_everything_back(errors);
-  M.open = false;
-  c10::SetAllocator(at::kCPU, &afterwards, 1);
-  count.era = 0;
   count.open = nullptr;
+  c10::SetAllocator(at::kCPU, &afterwards, 1);
   blocks.keep_at_most(0);
   unwatch_faults();
   others.clear();
@@ -153,19 +147,16 @@ int64_t rm_asked() { return reinterpret_cast<int64_t>(asked); }
 
 void rm_take_part(int on) {  // this thread
   c10::impl::tls_set_dispatch_key_included(KEY, on);
-  joined = on ? count.era.load() : 0;
+  joined = on ? count.open.load() : nullptr;
 }
 void rm_stepping(int on) { set_stepping(on); }
 
 int rm_set_budget(int64_t budget, char* text, int64_t size) {
-  return caught(
-      [&] {
-        Lock lock;
-        count.budget = budget > 0 ? budget : INT64_MAX;
-        evict_until_there_is_room(0);
-        blocks.keep_at_most(count.limited() ? count.room() : 0);
-      },
-      text, size);
+  return caught(text, size, [&] {
+    count.budget = budget > 0 ? budget : INT64_MAX;
+    evict_until_there_is_room(0);
+    blocks.keep_at_most(count.limited() ? count.room() : 0);
+  });
 }
 
 int64_t rm_release(int64_t wanted) {  // evict so many bytes, if there are so many; how many went
@@ -174,26 +165,14 @@ int64_t rm_release(int64_t wanted) {  // evict so many bytes, if there are so ma
 }
 
 int rm_fix(int64_t storage, char* text, int64_t size) {
-  return caught(
-      [&] {
-        Lock lock;
-        Value* v = value_at(storage);
-        if (!v) return;
-        Pinned pinned;
-        pinned.add(v);
-        bring(v);
-        fix(v);
-      },
-      text, size);
+  return caught(text, size, [&] {
+    if (Value* v = value_at(storage)) fix(v);
+  });
 }
 
 int rm_commit(char* text, int64_t size) {
   return caught(
-      [&] {
-        Lock lock;
-        TORCH_CHECK(commit(), "there is no room for all that is alive; raise the budget before");
-      },
-      text, size);
+      text, size, [] { TORCH_CHECK(commit(), "there is no room for all that is alive; raise the budget before"); });
 }
 
 int rm_state(int64_t storage) {  // 0: unknown, 1: source, 2: made, 3: evicted; and 4: its address is known outside

@@ -14,9 +14,9 @@ void forget_threads();  // in a child process, which has none of them
 class Turn {
  public:
   explicit Turn(bool kernel) {
-    static thread_local uint32_t seen = 0;  // the block in which this thread was counted
-    if (C10_UNLIKELY(seen != count.era)) {
-      seen = count.era;
+    static thread_local const Books* seen = nullptr;  // of the block in which this thread was counted
+    if (C10_UNLIKELY(seen != count.open)) {
+      seen = count.open;
       if (++threads > 1 && first) {
         const WithoutInterpreter here;
         while (first) rest();
