@@ -6,7 +6,7 @@ that wrote to a tensor writes to a copy of it when it is repeated.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Final
@@ -141,22 +141,12 @@ class Call:
 
     def size_key(self) -> Hashable:
         """What decides the sizes of the outputs. Of a number beside tensors it is the type."""
-        numbers, kwargs = self.rule.numbers, self.kwargs
-        parts: list[Any] = [self.func]
-        for position, argument in enumerate(self.args):
-            cls = type(argument)
-            parts.append(
-                argument[0]
-                if cls is tuple
-                else _constant(argument)
-                if cls is list
-                else cls
-                if position in numbers and cls in _NUMBERS
-                else argument
-            )
-        if kwargs:
-            parts.append(_constant(list(kwargs.values())))
-        return tuple(parts)
+        numbers, kwargs = self.rule.numbers, list((self.kwargs or {}).values())
+        parts = [
+            type(argument) if position in numbers and type(argument) in _NUMBERS else _constant(argument)
+            for position, argument in enumerate(self.args)
+        ]
+        return (self.func, *parts, _constant(kwargs))
 
     def expect(self, device: str) -> list[tuple[str, int]]:
         """(device, bytes) of the outputs, as torch reckons them without content; empty if it cannot say."""
@@ -384,8 +374,7 @@ def _default(dtype: torch.dtype) -> Iterator[None]:
         torch.set_default_dtype(now)
 
 
-def _constant(arguments: Iterable[Any]) -> Hashable:
-    """What of the arguments decides sizes: all but where in its storage a tensor begins."""
-    return tuple(
-        [part[0] if type(part) is tuple else _constant(part) if type(part) is list else part for part in arguments]
-    )
+def _constant(argument: Any) -> Any:
+    """What of an argument decides sizes: all but where in its storage a tensor begins."""
+    cls = type(argument)
+    return argument[0] if cls is tuple else tuple(map(_constant, argument)) if cls is list else argument

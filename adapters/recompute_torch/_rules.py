@@ -91,6 +91,7 @@ def rule_of(func: Any) -> Rule:
     hidden = tuple([number for number, argument in enumerate(names) if name in HIDDEN and argument in _STATISTICS])
     training = names.index("training") if hidden and "training" in names else None
     own = name.startswith("aten::")
+    common: dict[str, Any] = {"hidden": hidden, "training": training, "seeded": seeded, "own": own}
     written: list[int | str] = []
     lists = replaced = False
     for position, argument in enumerate(schema.arguments):
@@ -101,12 +102,7 @@ def rule_of(func: Any) -> Rule:
     if written:
         alone = written == [0] and not lists and not hidden
         single = len(written) == 1 and all(result.alias_info is not None for result in returns)
-        return Rule(
-            *("writes", name, tuple(written), lists, replaced, hidden, training, seeded),
-            self_only=alone,
-            single=single,
-            own=own,
-        )
+        return Rule("writes", name, tuple(written), lists, replaced, self_only=alone, single=single, **common)
     if not any("Tensor" in str(result.type) for result in returns):
         return Rule("other", name, own=own)
     if all(result.alias_info is not None for result in returns):
@@ -115,20 +111,9 @@ def rule_of(func: Any) -> Rule:
     once = name == UNSTEADY
     plain = not hidden and not seeded and state is None and not once
     single = len(returns) == 1 and str(returns[0].type) == "Tensor"
-    return Rule(
-        "makes",
-        name,
-        hidden=hidden,
-        training=training,
-        seeded=seeded,
-        state=state,
-        once=once,
-        plain=plain,
-        single=single,
-        own=own,
-        pointwise=own and plain and single and torch.Tag.pointwise in func.tags,
-        numbers=_numbers(schema),
-    )
+    pointwise = own and plain and single and torch.Tag.pointwise in func.tags
+    more: dict[str, Any] = {"plain": plain, "single": single, "pointwise": pointwise, "numbers": _numbers(schema)}
+    return Rule("makes", name, state=state, once=once, **more, **common)
 
 
 _OPERANDS: Final = frozenset({"Tensor", "Optional[Tensor]", "number", "Optional[number]"})
