@@ -323,10 +323,24 @@ class Inductor:
 
         Raises TooSmall if they do in the end.
         """
+        rehearsal = Rehearsal()
+
+        def inner(graph: fx.GraphModule, given: Any, **options: Any) -> Any:
+            part, late = Part(graph.graph), bool(options.get("is_backward"))
+            with fused_nearby(plan.span):
+                run = compile_fx_inner(graph, given, **options)
+            if options.get("is_inference"):
+                return run
+            rehearsal.knows(part, run, late=late)
+            return watched(late, run, part.names)
+
         least = inf
+        # what AOTAutograd caches does not know of the plan; kernels are cached by their code
+        both = {"enable_autograd_cache": False, "force_non_lazy_backward_lowering": True}
         for _ in range(_TRIES):
             rehearsal = Rehearsal()
-            compiled = self._compiled(copied(module), inputs, plan, partition, watched, rehearsal)
+            with config.patch(custom_partitioner_fn=_By(partition)), functorch_config.patch(both):
+                compiled = compile_fx(copied(module), inputs, inner_compile=inner)
             peak = rehearsal.peak() or plan.planned
             if plan.whole or peak <= plan.budget:
                 return compiled
@@ -338,29 +352,6 @@ class Inductor:
             "smaller"
         )
         raise TooSmall(lambda: said)
-
-    def _compiled(
-        self,
-        module: fx.GraphModule,
-        inputs: Sequence[Any],
-        plan: GraphPlan,
-        partition: Callable[..., Parts],
-        watched: Watched,
-        rehearsal: Rehearsal,
-    ) -> Any:
-        def inner(graph: fx.GraphModule, given: Any, **options: Any) -> Any:
-            part, late = Part(graph.graph), bool(options.get("is_backward"))
-            with fused_nearby(plan.span):
-                run = compile_fx_inner(graph, given, **options)
-            if options.get("is_inference"):
-                return run
-            rehearsal.knows(part, run, late=late)
-            return watched(late, run, part.names)
-
-        # what AOTAutograd caches does not know of the plan; kernels are cached by their code
-        both = functorch_config.patch(enable_autograd_cache=False, force_non_lazy_backward_lowering=True)
-        with config.patch(custom_partitioner_fn=_By(partition)), both:
-            return compile_fx(module, inputs, inner_compile=inner)
 
 
 class _By(CustomPartitionerFn):
