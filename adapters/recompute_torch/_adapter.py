@@ -16,7 +16,17 @@ from weakref import ref
 import torch
 
 import recompute as rc
-from recompute_torch._memory import Memory, Storage, bytes_of, device_name, new_storage, quietly, storage_of, timer
+from recompute_torch._memory import (
+    Memory,
+    Storage,
+    bytes_of,
+    device_name,
+    new_storage,
+    quietly,
+    storage_of,
+    storage_or_none,
+    timer,
+)
 from recompute_torch._random import TorchGenerators, generators
 from recompute_torch._recipe import Geometry, geometry_of, ordinary, tensor_on
 
@@ -122,13 +132,8 @@ class TorchAdapter(rc.adapters.Adapter):
 
 
 def _storage(value: Any) -> Any:
-    """The storage of a tensor; None: it has none."""
-    if not isinstance(value, torch.Tensor):
-        return value
-    try:
-        return storage_of(value)
-    except (NotImplementedError, RuntimeError):
-        return None
+    """The storage of a tensor, or the value, which is one; None: it has none."""
+    return storage_or_none(value) if isinstance(value, torch.Tensor) else value
 
 
 def _without_storage(tensor: Any) -> int:

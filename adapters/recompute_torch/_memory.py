@@ -35,6 +35,16 @@ def storage_of(tensor: torch.Tensor) -> Storage:
         return storage_below_modes(tensor)
 
 
+def storage_or_none(value: Any) -> Storage | None:
+    """The storage of a tensor; None: it is no tensor, or has none, as sparse ones do."""
+    if not isinstance(value, torch.Tensor):
+        return None
+    try:
+        return storage_of(value)
+    except (NotImplementedError, RuntimeError):
+        return None
+
+
 def uninterrupted(*steps: partial[Any]) -> None:
     """Do one after the other what has no code in Python: no exception comes up in between, of a signal or a tracer.
 

@@ -26,7 +26,7 @@ from torch.utils.flop_counter import flop_registry
 
 from recompute import extend
 from recompute_torch._compile.program import FAR, Price
-from recompute_torch._memory import storage_of
+from recompute_torch._memory import storage_or_none
 
 Run = Callable[[list[Any]], Any]
 """A boxed graph."""
@@ -201,7 +201,7 @@ def _taken(run: Callable[[], Any]) -> tuple[float, int, tuple[int, ...]]:
 
 def _hidden(result: Any) -> int:
     """Bytes that its memory has beyond its last element: `col2im` leaves a margin there, for one."""
-    storage = _storage(result)
+    storage = storage_or_none(result)
     if storage is None:
         return 0
     last = result.storage_offset() + Shape(result, channels_last=False).length
@@ -263,26 +263,23 @@ class Meter:
 
     def watch(self, run: Run, args: list[Any], new: Sequence[int]) -> Any:
         """Run a boxed graph; of its arguments, those with the numbers `new` came to be for it."""
-        for number in new:
-            self.add(args[number])
+        self.add(_storages([args[number] for number in new]))
         with _Watching(self):
             return run(args)
 
     def made(self, values: Any) -> bool:
         """Whether the tensors in these values came to be in what was watched."""
-        storages = [_storage(leaf) for leaf in tree_leaves(values)]
-        return all(storage._cdata in self._live for storage in storages if storage is not None)
+        return _storages(values).keys() <= self._live.keys()
 
-    def add(self, value: Any, room: int = 0) -> None:
-        """Count the storages of tensors in a value, until they are gone; so much more was in use for a moment."""
-        for leaf in tree_leaves(value):
-            storage = _storage(leaf)
-            if storage is not None and storage._cdata not in self._live:
-                self._hold(storage)
+    def add(self, storages: dict[int, torch.UntypedStorage], room: int = 0) -> None:
+        """Count storages, given by address, until they are gone; so much more was in use for a moment."""
+        for key, storage in storages.items():
+            if key not in self._live:
+                self._hold(key, storage)
         self.peak = max(self.peak, self._used + room)
 
-    def _hold(self, storage: torch.UntypedStorage) -> None:
-        key, size = storage._cdata, storage.nbytes()
+    def _hold(self, key: int, storage: torch.UntypedStorage) -> None:
+        size = storage.nbytes()
 
         def gone(_: Any) -> None:
             self._live.pop(key, None)
@@ -329,19 +326,16 @@ class _Watching(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
-        given = {storage._cdata for leaf in tree_leaves((args, kwargs)) if (storage := _storage(leaf)) is not None}
-        new = [leaf for leaf in tree_leaves(result) if (at := _storage(leaf)) is not None and at._cdata not in given]
+        given = _storages((args, kwargs))
+        new = {key: storage for key, storage in _storages(result).items() if key not in given}
         self._meter.add(new, room_of(func, args, kwargs))
         return result
 
 
-def _storage(value: Any) -> torch.UntypedStorage | None:
-    if not isinstance(value, torch.Tensor):
-        return None
-    try:
-        return storage_of(value)
-    except (NotImplementedError, RuntimeError):  # sparse
-        return None
+def _storages(values: Any) -> dict[int, torch.UntypedStorage]:
+    """Those of the tensors in values, by address."""
+    found = [storage_or_none(leaf) for leaf in tree_leaves(values)]
+    return {storage._cdata: storage for storage in found if storage is not None}
 
 
 _PLAIN: Final = (operator.getitem, run_and_save_rng_state, run_with_rng_state)
