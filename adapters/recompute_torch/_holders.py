@@ -160,12 +160,6 @@ class Floor:
 
     def note(self, function: Any, nodes: Sequence[Value], made: Sequence[Value]) -> None:
         """An operator has run: what it took and made was in memory together, beside what stays."""
-        if made and made[0].storage.values:  # mostly it is none of the tightest, which is quickly seen
-            pool = made[0].storage.pool
-            known = self.parts.get(pool.device)
-            most = sum([node.storage.size for node in nodes]) + sum([node.storage.size for node in made])
-            if known is not None and pool.sources + most <= known.total:
-                return
         storages = list({node.storage for node in (*nodes, *made) if node.storage.values})
         if storages:
             pool = storages[0].pool
