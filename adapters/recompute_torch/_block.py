@@ -20,8 +20,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import recompute as rc
 from recompute.extend import Counts, Settings
 from recompute.text import parse_budget
-from recompute_torch import _escapes
 from recompute_torch._blocks import CURE, ENTERED_ONCE, Block, current
+from recompute_torch._escapes import GUARDS
 from recompute_torch._holders import Floor, explain, warn_of
 from recompute_torch._limits import Activations, for_cache
 from recompute_torch._native import load
@@ -186,7 +186,7 @@ class budget(Block):
         """The first thread enters."""
         if self._tracker.closed:
             raise RuntimeError(ENTERED_ONCE)
-        _escapes.guard()
+        GUARDS.open()
         if self.cache.budget is not None and self._tracker.floor is None:
             self._tracker.floor = self._tracker.floor_now()
 
@@ -205,7 +205,7 @@ class budget(Block):
             self.cache.next_iteration(last=True)
             self._tracker.leave()
         finally:
-            _escapes.unguard()
+            GUARDS.close()
 
     def _after_fork(self) -> None:
         """In a child process."""

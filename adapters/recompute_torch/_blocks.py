@@ -6,7 +6,8 @@ import os
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
-from threading import local
+from functools import partial
+from threading import Thread, local
 from time import perf_counter
 from types import TracebackType
 from typing import Any, ClassVar, Final, Literal, Self
@@ -17,7 +18,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from recompute.extend import Counts, RLock
 from recompute_torch._report import Report, Step
-from recompute_torch._threads import Interrupts, Threads
+from recompute_torch._threads import Interrupts, Surroundings, starting
 
 current: Final = local()
 
@@ -60,7 +61,7 @@ def _joining() -> list[Callable[[], Callable[[], object]]]:
     return [block._join for block in open_blocks() if block._is_here()]
 
 
-_threads: Final = Threads(_joining)
+_threads: Final = Surroundings((Thread, ("start",), partial(starting, _joining)))
 
 
 def _before_a_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
@@ -81,26 +82,18 @@ _HOOKS: Final[list[tuple[Any, Any]]] = [
 ]
 
 
-class _Optimizers:
-    """Tells the blocks of a thread of the steps of its optimizers, as long as any block is open.
+_hooked: Final[list[Any]] = []
+
+
+def _watch_optimizers() -> None:
+    """Tell the blocks of a thread of the steps of its optimizers, as long as any block is open.
 
     Another thread may be in the middle of a step, and of torch's hooks, which must not change with each block.
     """
-
-    def __init__(self) -> None:
-        self._hooks: list[Any] = []
-
-    def watch(self) -> None:
-        """A block has been opened, or closed."""
-        if blocks:
-            for register, hook in _HOOKS[len(self._hooks) :]:
-                self._hooks.append(register(hook))
-        else:
-            while self._hooks:
-                self._hooks.pop().remove()
-
-
-_optimizers: Final = _Optimizers()
+    for register, hook in _HOOKS[len(_hooked) :] if blocks else ():
+        _hooked.append(register(hook))
+    while _hooked and not blocks:
+        _hooked.pop().remove()
 
 
 def _forked() -> None:
@@ -155,7 +148,7 @@ class Block(ABC):
                     with _choosing:
                         blocks.add(self)
                         _threads.open()
-                        _optimizers.watch()
+                        _watch_optimizers()
                 self._times_entered += 1
                 self._begin()
             current.blocks = [*around, self]
@@ -245,7 +238,7 @@ class Block(ABC):
                 if self in blocks:  # else an interrupt came as it was entered
                     _threads.close()
                     blocks.discard(self)
-                    _optimizers.watch()
+                    _watch_optimizers()
 
     @abstractmethod
     def _open(self) -> None:

@@ -14,46 +14,17 @@ from typing import Any, Final
 import torch
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
-from recompute.extend import RLock, node_of
-from recompute_torch._memory import storage_of
+from recompute.extend import node_of
+from recompute_torch._memory import storage_of, storage_or_none
 from recompute_torch._recipe import tensors
 from recompute_torch._storages import Handle, Storages
-
-_lock: Final = RLock()
-_open = 0
-_before: Final[dict[tuple[Any, str], Any]] = {}
-
-
-def guard() -> None:
-    """One block more is open."""
-    global _open
-    with _lock:
-        _open += 1
-        if _open == 1:
-            for owner, names, surround in _SURROUNDED:
-                for name in names:
-                    _before[owner, name] = vars(owner).get(name)
-                    setattr(owner, name, surround(getattr(owner, name)))
-
-
-def unguard() -> None:
-    """One block less is open."""
-    global _open
-    with _lock:
-        _open -= 1
-        if not _open:
-            for (owner, name), before in _before.items():
-                if before is None:  # it is inherited
-                    delattr(owner, name)
-                else:
-                    setattr(owner, name, before)
-
+from recompute_torch._threads import Surroundings
 
 Prepare = Callable[[Handle, torch.Tensor, bool, ExitStack], Callable[[Any], None] | None]
 """Of a tensor, whether it is the first argument: done before a function runs; what it gives is done with the result."""
 
 
-def _preceded(function: Callable[..., Any], prepare: Prepare) -> Any:
+def _preceded(prepare: Prepare, function: Callable[..., Any]) -> Any:
     @wraps(function)
     def guarded(*args: Any, **kwargs: Any) -> Any:
         with ExitStack() as until:
@@ -106,10 +77,7 @@ def _write(handle: Handle, tensor: torch.Tensor, first: bool, until: ExitStack) 
 
 def handle_of(tensor: torch.Tensor) -> Handle | None:
     """What a tensor's storage has to do with a block; None: nothing."""
-    try:
-        return getattr(storage_of(tensor), "_recompute", None)
-    except (NotImplementedError, RuntimeError):  # it has no such storage
-        return None
+    return getattr(storage_or_none(tensor), "_recompute", None)
 
 
 def _trackers() -> list[Storages]:
@@ -118,55 +86,44 @@ def _trackers() -> list[Storages]:
     return [tracker for tracker in modes if isinstance(tracker, Storages) and not tracker.closed]
 
 
-def _refused(function: Callable[..., Any]) -> Any:
-    @wraps(function)
-    def guarded(*args: Any, **kwargs: Any) -> Any:
-        if _trackers():
-            raise RuntimeError(
-                "a CUDA graph cannot be captured inside of a budget block: it would write to memory that is evicted "
-                "later; capture it before the block, where it can also be replayed"
-            )
-        return function(*args, **kwargs)
-
-    return guarded
-
-
-def _committed(function: Callable[..., Any]) -> Any:
-    """Nothing is to be made again from what a replay writes over: there is no telling what that is."""
+def _told(tell: Callable[[Storages], None], function: Callable[..., Any]) -> Any:
+    """A function before which the trackers of a thread are told."""
 
     @wraps(function)
     def guarded(*args: Any, **kwargs: Any) -> Any:
         for tracker in _trackers():
-            tracker.commit()
+            tell(tracker)
         return function(*args, **kwargs)
 
     return guarded
 
 
-_stays: Final = partial(_preceded, prepare=_stay)
-_handed_out: Final = partial(_preceded, prepare=_hand_out)
-_lent: Final = partial(_preceded, prepare=_lend)
-_moved: Final = partial(_preceded, prepare=_move)
-_written: Final = partial(_preceded, prepare=_write)
+def _refuse(tracker: Storages) -> None:
+    raise RuntimeError(
+        "a CUDA graph cannot be captured inside of a budget block: it would write to memory that is evicted "
+        "later; capture it before the block, where it can also be replayed"
+    )
 
-_SURROUNDED: Final[tuple[tuple[Any, tuple[str, ...], Callable[[Callable[..., Any]], Any]], ...]] = (
+
+GUARDS: Final = Surroundings(
     # They are done with the memory when they return.
-    (torch.Tensor, ("__repr__", "__format__", "new_tensor", "tolist"), _stays),
-    (torch, ("as_tensor", "asarray", "tensor", "tensor_split"), _stays),
+    (torch.Tensor, ("__repr__", "__format__", "new_tensor", "tolist"), partial(_preceded, _stay)),
+    (torch, ("as_tensor", "asarray", "tensor", "tensor_split"), partial(_preceded, _stay)),
     # They say where the memory is: there it stays from then on.
-    (torch.Tensor, ("data_ptr",), _handed_out),
+    (torch.Tensor, ("data_ptr",), partial(_preceded, _hand_out)),
     # They return what others can write to.
-    (torch.Tensor, ("__dlpack__", "numpy", "untyped_storage"), _lent),
-    (torch, ("to_dlpack",), _lent),
-    (torch.utils.dlpack, ("to_dlpack",), _lent),
+    (torch.Tensor, ("__dlpack__", "numpy", "untyped_storage"), partial(_preceded, _lend)),
+    (torch, ("to_dlpack",), partial(_preceded, _lend)),
+    (torch.utils.dlpack, ("to_dlpack",), partial(_preceded, _lend)),
     # They give a storage other memory, with the same content, by operators that are not to be tracked.
-    (torch.Tensor, ("share_memory_",), _moved),
-    (torch.UntypedStorage, ("_share_fd_cpu_", "_share_filename_cpu_"), _moved),
+    (torch.Tensor, ("share_memory_",), partial(_preceded, _move)),
+    (torch.UntypedStorage, ("_share_fd_cpu_", "_share_filename_cpu_"), partial(_preceded, _move)),
     # They write to the memory of their first argument, and read that of the others.
-    (torch.Tensor, ("apply_", "map2_", "map_"), _written),
+    (torch.Tensor, ("apply_", "map2_", "map_"), partial(_preceded, _write)),
     # They record addresses of memory, and later write to memory at these.
-    (torch.cuda.graph, ("__enter__",), _refused),
-    (torch.cuda.CUDAGraph, ("capture_begin",), _refused),
-    (torch.cuda.CUDAGraph, ("replay",), _committed),
+    (torch.cuda.graph, ("__enter__",), partial(_told, _refuse)),
+    (torch.cuda.CUDAGraph, ("capture_begin",), partial(_told, _refuse)),
+    # Nothing is to be made again from what it writes over: there is no telling what that is.
+    (torch.cuda.CUDAGraph, ("replay",), partial(_told, Storages.commit)),
 )
-"""Owners, names, and what stands before the functions."""
+"""What stands before functions while a block is open."""

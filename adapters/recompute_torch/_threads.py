@@ -1,4 +1,4 @@
-"""Threads and interrupts while a block is open: a new thread takes part, and Ctrl-C waits for the end of an operator.
+"""While a block is open: functions that are replaced, threads that take part, and Ctrl-C, which waits for an operator.
 
 A mode belongs to the thread that entered it, but a tensor whose memory is gone must not meet an operator anywhere. So
 while a block is open, a thread that is started begins by joining the blocks of the one that starts it. An interrupt in
@@ -7,6 +7,7 @@ the middle of an operator waits, so that no bookkeeping is cut short.
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from collections.abc import Callable
@@ -15,43 +16,63 @@ from threading import Thread, current_thread, main_thread
 from types import FrameType
 from typing import Any, Final
 
-from recompute.extend import BackgroundThread
+from recompute.extend import BackgroundThread, RLock
+
+Surrounded = tuple[Any, tuple[str, ...], Callable[[Callable[..., Any]], Any]]
+"""An owner, names of functions of it, and what makes of such a function the one that stands in its place."""
 
 
-class Threads:
-    """Asks, as a thread is started, what it is to do first: functions, each of which returns what it is to do last.
+_surrounding: Final[Any] = RLock()
 
-    From `open` to as many calls of `close`.
-    """
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_surrounding._at_fork_reinit)  # another thread may have had it
 
-    def __init__(self, ask: Callable[[], list[Callable[[], Callable[[], object]]]]) -> None:
-        self._ask = ask
+
+class Surroundings:
+    """Functions of others that are replaced, from `open` to as many calls of `close`."""
+
+    def __init__(self, *surrounded: Surrounded) -> None:
+        self._surrounded = surrounded
         self._times = 0
-        self._start: Any = None  # as it was before
-        self._ours: Any = None
+        self._there: list[tuple[Any, str, Any, Any]] = []  # owner, name, what was there before, what is there now
 
     def open(self) -> None:
-        """From now on."""
-        self._times += 1
-        if self._times == 1:
-            ask, start = self._ask, Thread.start
-
-            @wraps(start)
-            def ours(thread: Thread) -> None:
-                first = [] if isinstance(thread, BackgroundThread) else ask()
-                if first:
-                    vars(thread)["_recompute"] = first, vars(thread).get("run")
-                    vars(thread)["run"] = _run
-                start(thread)
-
-            self._start, self._ours = start, ours
-            Thread.start = ours  # type: ignore[method-assign, assignment]  # until `close`
+        """One block more is open."""
+        with _surrounding:
+            self._times += 1
+            if self._times == 1:
+                for owner, names, surround in self._surrounded:
+                    for name in names:
+                        ours = surround(getattr(owner, name))
+                        self._there.append((owner, name, vars(owner).get(name), ours))
+                        setattr(owner, name, ours)
 
     def close(self) -> None:
-        """Once for each `open`."""
-        self._times -= 1
-        if not self._times and Thread.start is self._ours:  # else it is wrapped in turn, and asks for nothing
-            Thread.start = self._start  # type: ignore[method-assign]  # as it was
+        """One block less is open."""
+        with _surrounding:
+            self._times -= 1
+            while self._there and not self._times:
+                owner, name, before, ours = self._there.pop()
+                if vars(owner).get(name) is not ours:  # it is wrapped in turn
+                    continue
+                if before is None:  # it is inherited
+                    delattr(owner, name)
+                else:
+                    setattr(owner, name, before)
+
+
+def starting(ask: Callable[[], list[Callable[[], Callable[[], object]]]], start: Callable[..., Any]) -> Any:
+    """`Thread.start`, which asks what the thread is to do first: functions, each of which returns what it does last."""
+
+    @wraps(start)
+    def ours(thread: Thread) -> None:
+        first = [] if isinstance(thread, BackgroundThread) else ask()
+        if first:
+            vars(thread)["_recompute"] = first, vars(thread).get("run")
+            vars(thread)["run"] = _run
+        start(thread)
+
+    return ours
 
 
 def _run() -> None:
