@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable
 from functools import wraps
 from threading import Thread, current_thread, main_thread
+from traceback import walk_stack
 from types import FrameType
 from typing import Any, Final
 
@@ -130,8 +131,5 @@ class Interrupts:
 
 
 def _in_the_books(frame: FrameType | None) -> bool:
-    while frame is not None:
-        if str(frame.f_globals.get("__name__")).startswith(_BOOKS):
-            return True
-        frame = frame.f_back
-    return False
+    frames = () if frame is None else walk_stack(frame)
+    return any(str(outer.f_globals.get("__name__")).startswith(_BOOKS) for outer, _ in frames)

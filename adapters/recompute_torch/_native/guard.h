@@ -27,37 +27,23 @@ class Addresses {  // one stretch that may not be read, from which pieces are ha
 
   void* take(Value* v, size_t bytes) {  // null: there is no piece of this size
     const size_t size = pages(bytes);
-    bool again = false;
-    while (true) {
-      if (next_ + size > end_) {
-        if (again) return nullptr;
-        next_ = base_, again = true;
-      }
-      auto other = taken_.upper_bound(next_);
-      if (other != taken_.begin()) {
-        auto before = std::prev(other);
-        if (before->first + before->second.size > next_) {
-          next_ = before->first + before->second.size;
-          continue;
-        }
-      }
-      if (other != taken_.end() && other->first < next_ + size) {
-        next_ = other->first + other->second.size;
-        continue;
-      }
-      break;
+    for (uintptr_t at : {next_, base_}) {  // the first gap after the last piece, or the first one of all
+      auto other = taken_.upper_bound(at);
+      if (other != taken_.begin()) at = std::max(at, end_of(std::prev(other)));
+      for (; other != taken_.end() && other->first < at + size; ++other) at = end_of(other);
+      if (at + size > end_) continue;
+      taken_[at] = {v, size};
+      next_ = at + size;
+      return reinterpret_cast<void*>(at);
     }
-    taken_[next_] = {v, size};
-    void* at = reinterpret_cast<void*>(next_);
-    next_ += size;
-    return at;
+    return nullptr;
   }
 
   std::optional<Value*> at(uintptr_t address) const {  // whose piece it is, while that is evicted; null: it is filled
     auto it = taken_.upper_bound(address);
     if (it == taken_.begin()) return {};
     --it;
-    if (address >= it->first + it->second.size) return {};
+    if (address >= end_of(it)) return {};
     return it->second.value;
   }
 
@@ -80,6 +66,8 @@ class Addresses {  // one stretch that may not be read, from which pieces are ha
     Value* value;
     size_t size;
   };
+  static uintptr_t end_of(std::map<uintptr_t, Piece>::const_iterator piece) { return piece->first + piece->second.size; }
+
   uintptr_t base_ = 0, next_ = 0, end_ = 0;
   std::map<uintptr_t, Piece> taken_;
 };

@@ -38,7 +38,6 @@ void give_everything_back(std::string& errors) {
   for (Value* v : M.pool)
     if (v->alive()) M.live += v->bytes;
   for (const bool evicted : {false, true}) {
-    std::vector<Value*> found;
     Held held;
     for (Value* v = M.all.before; v != &M.all; v = v->before)
       if (v->alive() && v->call && v->resident() != evicted) held.add(v);
