@@ -9,7 +9,6 @@ Walther (32, 2010) have rules for the same, in slots; this one takes fewer steps
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate
 from math import comb, inf
@@ -25,13 +24,6 @@ _FINE: Final = 20
 """Restart data are considered every (steps so far) / (20 x checkpoints) steps."""
 _MAX_STATES: Final = 4096
 """Restart data, however large the disk is."""
-
-
-@dataclass(frozen=True)
-class Decision:
-    """To store the restart data of a step, and which to drop for that, if any."""
-
-    drop: int | None = None
 
 
 class Online:
@@ -55,8 +47,11 @@ class Online:
         """After how many steps the next decision is due."""
         return max(1, now // (_FINE * self._slots))
 
-    def decide(self, now: int) -> Decision | None:
-        """Whether to store the restart data of this step. The lowest of all are on the disk, if any."""
+    def decide(self, now: int) -> tuple[bool, int | None]:
+        """Whether to store the restart data of this step, and which to drop for that, if any.
+
+        The lowest of all are on the disk, if any.
+        """
         states = self.states
         count = len(states)
         window = self.window(count, now)
@@ -65,26 +60,27 @@ class Online:
         edges = [*states, now, end]
         kept = [self._time(edges, number, number + 1, number, stop) for number in range(count - 1)]
         below = [0.0, *accumulate(kept)]  # number -> steps for the stretches before that state, if all of them stay
-        least, best = below[-1] + self._time(edges, count - 1, count + 1, count - 1, stop), None
+        least = below[-1] + self._time(edges, count - 1, count + 1, count - 1, stop)
+        stores, drop = False, None
         if count < self._slots:
             less = end - self.window(count + 1, now)
             time = sum([self._time(edges, number, number + 1, number, less) for number in range(count + 1)])
             time += self._price * (count + 1 - self._in_ram > self._on_disk)
             if time <= least:
-                least, best = time, Decision()
+                least, stores = time, True
         above = 0.0  # for the stretches after that state, with the bytes of one state more
         for number in range(count - 1, 0, -1):
             above += self._time(edges, number + 1, number + 2, number, stop)
             time = below[number - 1] + self._time(edges, number - 1, number + 1, number - 1, stop) + above
             time += self._price * (number < self._on_disk)
             if time < least:
-                least, best = time, Decision(states[number])
-        if best:
-            if best.drop is not None:
-                states.remove(best.drop)
+                least, stores, drop = time, True, states[number]
+        if drop is not None:
+            states.remove(drop)
+        if stores:
             states.append(now)
             self._on_disk = max(0, len(states) - self._in_ram)
-        return best
+        return stores, drop
 
     def _time(self, edges: list[int], start: int, stop: int, below: int, end: int) -> float:
         """Steps to reverse the stretch between two edges, before the end, on top of so many checkpoints."""

@@ -370,10 +370,9 @@ class Schedule(CheckpointSchedule):  # type: ignore[misc]  # checkpoint_schedule
             is_stored = now == 0
             if now >= due:
                 due = now + online.stride(now)
-                decision = online.decide(now)
-                is_stored = decision is not None
-                if decision is not None and decision.drop is not None:
-                    dropped = next(old for old in self._stored.states() if old.step == decision.drop)
+                is_stored, drop = online.decide(now)
+                if drop is not None:
+                    dropped = next(old for old in self._stored.states() if old.step == drop)
                     self._stored.pop(dropped)
                     yield Move(dropped.step, dropped.where, NONE)
             window = online.window(len(online.states), now)

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
 from math import inf
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from checkpoint_schedules import StorageType
@@ -86,17 +86,10 @@ class EqualSteps:
         level = self.levels.at(ram, disk)
         splits = self._splits(steps, len(self._lengths))
         tries = self._tries(splits, steps, np.array([level]), len(self._lengths))
-        if kept is StorageType.DISK:
-            tries.pop((Kind.STATE, StorageType.DISK), None)
-        else:
-            tries.pop((Kind.NOTHING, StorageType.DISK), None)
-        kind, where = min(tries, key=lambda key: float(tries[key].min()))
-        if tries[kind, where].min() == inf:
+        kind, where, best = _least(tries, kept)
+        if best is None:
             return self._beside_levels(start, stop, ram, disk, kept)
-        if kind is Kind.DEPS:
-            return Choice(kind, start + 1, where)
-        best = int(tries[kind, where][0].argmin())
-        return Choice(kind, start + int(splits[best]), where)
+        return Choice(kind, start + (1 if kind is Kind.DEPS else int(splits[best])), where)
 
     def _beside_levels(self, start: int, stop: int, ram: int, disk: int, kept: StorageType) -> Choice:
         """What to do where no level of a hierarchy tells: a part of RAM is free and a part of the disk."""
@@ -218,16 +211,15 @@ class UnequalSteps:
                 return Choice(Kind.DEPS, start + 1, self._deps_in)
             return self._inside.choose(start, stop, ram, disk, kept)
         level = self.levels.at(ram, disk)
-        tries = self._tries(first, last, level)
-        tries.pop((Kind.STATE if kept is StorageType.DISK else Kind.NOTHING, StorageType.DISK), None)
-        kind, where = min(tries, key=lambda key: float(tries[key].min()))
-        if tries[kind, where].min() == inf:
+        tries = self._tries(last - first, level, slice(first, first + 1))
+        kind, where, best = _least(tries, kept)
+        if best is None:
             self._as_equal.append((start, stop))
             return self._inside.choose(start, stop, ram, disk, kept)
         if kind is Kind.DEPS:
             self._deps_in = where
             return Choice(kind, start + 1, where)
-        return Choice(kind, self._edges[first + 1 + int(tries[kind, where].argmin())], where)
+        return Choice(kind, self._edges[first + 1 + best], where)
 
     def time(self) -> float:
         """The least time for all steps."""
@@ -235,34 +227,43 @@ class UnequalSteps:
         time = float(self._table[0][highest, 0, -1])
         return self._unit * (time if time < inf else self._inside.time(self._edges[-1], highest))
 
-    def _tries(self, first: int, last: int, level: int) -> dict[tuple[Kind, StorageType], Times32]:
-        """What could be done at the start of these blocks: the times it would take, for each block to advance to."""
+    def _tries(self, blocks: int, level: int, starts: slice) -> dict[tuple[Kind, StorageType], Times32]:
+        """What could be done at the first of so many blocks: the times it would take.
+
+        A row for each first block in `starts`, and a column for each block to advance to.
+        """
         ahead, behind, on_disk = self._table
-        levels, prices = self.levels, self._prices
-        inner, splits = slice(1, last - first), slice(first + 1, last)
-        advance = self._until[splits] - self._until[first]
-        after = behind[levels.state_in_ram[level], last, splits]
-        tries = {(Kind.STATE, StorageType.RAM): advance + ahead[level, first, inner] + after}
-        tries[Kind.DEPS, StorageType.RAM] = self._deps(first, last, level, levels.deps_in_ram, 0.0)
+        levels, prices, until = self.levels, self._prices, self._until
+        count = len(until) - blocks
+        advance = _diagonals(until[None], count, blocks - 1)[starts] - until[:count][starts, None]
+
+        def after(below: int) -> Times32:
+            return _diagonals(behind[below], count, blocks - 1, blocks)[starts]
+
+        inner = ahead[level, :count, 1:blocks][starts]
+        tries = {(Kind.STATE, StorageType.RAM): advance + inner + after(levels.state_in_ram[level])}
+        tries[Kind.DEPS, StorageType.RAM] = self._deps(blocks, level, starts, levels.deps_in_ram, 0.0)
         if self.sizes.has_disk:
-            after = behind[levels.state_on_disk[level], last, splits] + np.float32(prices.read_state)
-            tries[Kind.NOTHING, StorageType.DISK] = back = advance + on_disk[level, first, inner] + after
+            back = advance + on_disk[level, :count, 1:blocks][starts] + after(levels.state_on_disk[level])
+            tries[Kind.NOTHING, StorageType.DISK] = back = back + np.float32(prices.read_state)
             tries[Kind.STATE, StorageType.DISK] = back + self._waits(prices.write_state, advance)
-            waits = prices.read_deps + float(self._waits(prices.write_deps, advance[:1])[0])
-            tries[Kind.DEPS, StorageType.DISK] = self._deps(first, last, level, levels.deps_on_disk, waits)
+            waits = self._waits(prices.write_deps, advance[:, 0]) + np.float32(prices.read_deps)
+            tries[Kind.DEPS, StorageType.DISK] = self._deps(blocks, level, starts, levels.deps_on_disk, waits)
         return tries
 
-    def _deps(self, first: int, last: int, level: int, less: NDArray[np.intp], waits: float) -> Times32:
-        """The time if the dependencies of the first block are stored, which take the level down for each of its steps.
+    def _deps(self, blocks: int, level: int, starts: slice, less: NDArray[np.intp], waits: Times32 | float) -> Times32:
+        """The times if the dependencies of the first block are stored, which take the level down for each of its steps.
 
         `waits`: for the disk, for each step.
         """
-        steps = self._edges[first + 1] - self._edges[first]
-        for _ in range(steps):
-            level = int(less[level]) if level >= 0 else -1
-        taken = self._until[first + 1] - self._until[first] + np.float32(steps * waits)
-        result: Times32 = taken + self._table[1][level, last, first + 1 : first + 2]
-        return result
+        first = np.arange(len(self._until) - blocks)[starts]
+        steps = np.diff(self._edges)[first]
+        after = np.full(len(first), level)
+        for step in range(int(steps.max())):
+            after = np.where((step < steps) & (after >= 0), less[after], after)
+        taken = np.diff(self._until)[first] + steps.astype(np.float32) * waits
+        result: Times32 = taken + self._table[1][after, first + blocks, first + 1]
+        return result[:, None]
 
     def _waits(self, write: float, advance: Times32) -> Times32:
         """How long a write takes on top of the advance."""
@@ -289,44 +290,27 @@ class UnequalSteps:
                 ahead[level, first, 1] = behind[level, first + 1, first] = on_disk[level, first, 1] = time
         for blocks in range(2, count + 1):
             for level in range(levels):
-                best, back = self._best(blocks, level)
+                tries = self._tries(blocks, level, slice(None))
+                back = tries.pop((Kind.NOTHING, StorageType.DISK), None)
+                best = np.min([times.min(1) for times in tries.values()], axis=0)
                 starts = np.arange(count - blocks + 1)
                 ahead[level, starts, blocks] = behind[level, starts + blocks, starts] = best
-                if self.sizes.has_disk:
-                    on_disk[level, starts, blocks] = np.minimum(best, back)
+                if back is not None:
+                    on_disk[level, starts, blocks] = np.minimum(best, back.min(1))
         return ahead, behind, on_disk
 
-    def _best(self, blocks: int, level: int) -> tuple[Times32, Times32]:
-        """As `_tries` for all: the least times of so many blocks, by first one; and with its state on the disk."""
-        ahead, behind, on_disk = self._table
-        levels, prices, until = self.levels, self._prices, self._until
-        starts = len(until) - blocks
-        advance = _diagonals(until[None], starts, blocks - 1) - until[:starts, None]
-        base = advance + ahead[level, :starts, 1:blocks]
 
-        def after(below: int) -> Times32:  # [first block, split]
-            return _diagonals(behind[below], starts, blocks - 1, blocks)
+def _least(
+    tries: dict[tuple[Kind, StorageType], NDArray[Any]], kept: StorageType
+) -> tuple[Kind, StorageType, int | None]:
+    """What takes least time, of one row, and to which of the splits; None: nothing fits.
 
-        best = (base + after(levels.state_in_ram[level])).min(1)
-        best = np.minimum(best, self._best_deps(blocks, level, levels.deps_in_ram, np.zeros(starts, np.float32)))
-        if not self.sizes.has_disk:
-            return best, best
-        back = advance + on_disk[level, :starts, 1:blocks] + after(levels.state_on_disk[level])
-        back += np.float32(prices.read_state)
-        best = np.minimum(best, (back + self._waits(prices.write_state, advance)).min(1))
-        waits = self._waits(prices.write_deps, advance[:, 0]) + np.float32(prices.read_deps)
-        return np.minimum(best, self._best_deps(blocks, level, levels.deps_on_disk, waits)), back.min(1)
-
-    def _best_deps(self, blocks: int, level: int, less: NDArray[np.intp], waits: Times32) -> Times32:
-        """As `_deps`, for each first block."""
-        starts = np.arange(len(waits))
-        steps = np.diff(self._edges)[: len(waits)]
-        after = np.full(len(waits), level)
-        for step in range(int(steps.max())):
-            after = np.where((step < steps) & (after >= 0), less[after], after)
-        taken = np.diff(self._until)[: len(waits)] + steps.astype(np.float32) * waits
-        result: Times32 = taken + self._table[1][after, starts + blocks, starts + 1]
-        return result
+    `kept`: where the restart data are already.
+    """
+    tries.pop((Kind.STATE if kept is StorageType.DISK else Kind.NOTHING, StorageType.DISK), None)
+    kind, where = min(tries, key=lambda key: float(tries[key].min()))
+    times = tries[kind, where]
+    return kind, where, None if times.min() == inf else int(times.argmin())
 
 
 def _diagonals(table: Times32, starts: int, splits: int, row: int | None = None) -> Times32:
