@@ -156,7 +156,8 @@ def test_memory_grows_with_the_logarithm() -> None:
     assert max(len(part.levels) for part in long.parts) > max(len(part.levels) for part in short.parts)
 
 
-def test_the_cut_is_the_least() -> None:
+@pytest.mark.parametrize("rows", [5, 5 << 28])
+def test_the_cut_is_the_least(rows: int) -> None:
     """What is stacked so that no product runs again takes as few bytes as can be, by trying all sets."""
 
     def step(x: Any, t: Any) -> Any:
@@ -166,7 +167,8 @@ def test_the_cut_is_the_least() -> None:
         d = jnp.cos(c.sum(axis=1))
         return x * d.mean(), (b, d[:2], c * 2)
 
-    closed = jax.make_jaxpr(lambda x, t: lax.scan(step, x, t))(jnp.ones((5, 8)), jnp.ones(7))
+    types = jax.ShapeDtypeStruct((rows, 8), jnp.float32), jax.ShapeDtypeStruct((7,), jnp.float32)
+    closed = jax.make_jaxpr(lambda x, t: lax.scan(step, x, t))(*types)
     (eqn,) = [equation for equation in flatten(closed).equations if equation.primitive.name == "scan"]
     body = Body(eqn)
     read = [atom for atom in body.made if isinstance(atom, Var)]

@@ -10,12 +10,11 @@ matrices are dear, or those that have no batch dimensions.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from math import inf
 from typing import Any, Final
 
+import numpy as np
 from jax.extend.core import JaxprEqn, Var
 
 from recompute_jax._program.jaxpr import Atom, bind, effects, flatten, read, scan_operands
@@ -135,6 +134,7 @@ def _cost(equations: Sequence[JaxprEqn]) -> float:
 
 
 _LEVELS: Final = 4  # ways to tell which equations are dear
+_MOST_FLOW: Final = 2**30  # that SciPy can add up: what is more bytes is counted in larger units
 
 
 def choices(body: Body, read: Sequence[Var], kept: Collection[Var], *, alone: bool = False) -> list[frozenset[Var]]:
@@ -175,44 +175,41 @@ def _cut(
     body: Body,
     read: Sequence[Var],
     kept: Collection[Var],
-    dear: Collection[Var],
+    dear: frozenset[Var],
     carries: Sequence[int],
     *,
     alone: bool,
 ) -> set[Var]:
     """What makes `dear` values is not to run again, nor for these carries."""
+    from scipy.sparse import coo_array  # type: ignore[import-untyped]  # SciPy comes with JAX, and imports slowly
+    from scipy.sparse.csgraph import breadth_first_order, maximum_flow  # type: ignore[import-untyped]
+
     needs = body.needs(read, given=kept, alone=alone)
     sinks = {*read, *(after for at in carries if isinstance(after := body.next[at], Var))} - set(kept)
     made = [var for eqn in needs.equations for var in eqn.outvars if var not in kept]
     number = {var: at for at, var in enumerate(made)}
-    start, end = 2 * len(made), 2 * len(made) + 1
-    room: list[dict[int, float]] = [{} for _ in range(end + 1)]  # what can still flow from node to node
-
-    def join(one: int, two: int, most: float) -> None:
-        room[one][two] = room[one].get(two, 0.0) + most
-        room[two].setdefault(one, 0.0)
-
+    unit = 1 + sum(nbytes(var.aval) for var in made) // _MOST_FLOW
+    sizes = [-(-nbytes(var.aval) // unit) for var in made]
+    start, end, no_limit = 2 * len(made), 2 * len(made) + 1, sum(sizes) + 1
+    pipes: dict[tuple[int, int], int] = {(start, end): 0}
     for eqn in needs.equations:
-        firm = any(var in dear for var in eqn.outvars)
         for var in eqn.outvars:
             if var not in number:
                 continue
-            at = number[var]
-            join(2 * at, 2 * at + 1, float(nbytes(var.aval)))
-            if firm:
-                join(start, 2 * at, inf)
+            into, out = 2 * number[var], 2 * number[var] + 1
+            pipes[into, out] = sizes[number[var]]
+            if not dear.isdisjoint(eqn.outvars):
+                pipes[start, into] = no_limit
             else:
-                for other in eqn.invars:
-                    if isinstance(other, Var) and other in number:
-                        join(2 * number[other] + 1, 2 * at, inf)
+                reads = [number[atom] for atom in eqn.invars if isinstance(atom, Var) and atom in number]
+                pipes.update(((2 * at + 1, into), no_limit) for at in reads)
             if var in sinks:
-                join(2 * at + 1, end, inf)
-    while (path := _path(room, start, end)) is not None:
-        most = min(room[one][two] for one, two in path)
-        for one, two in path:
-            room[one][two] -= most
-            room[two][one] += most
-    near = _reaching(room, end)
+                pipes[out, end] = no_limit
+    ends = tuple(zip(*pipes, strict=True))
+    room = coo_array((np.array([*pipes.values()], np.int32), ends), (end + 1, end + 1)).tocsr()
+    left_over = room - maximum_flow(room, start, end).flow
+    left_over.eliminate_zeros()
+    near = set(breadth_first_order(left_over.T.tocsr(), end, return_predecessors=False).tolist())
     chosen = {var for var, at in number.items() if 2 * at not in near and 2 * at + 1 in near}
     if alone:
         return chosen
@@ -221,36 +218,3 @@ def _cut(
         return chosen
     fewer = _cut(body, read, kept, dear, left, alone=alone)  # the others need not be had again
     return fewer if set(body.needs(read, given={*kept, *fewer}).carries) <= set(left) else chosen
-
-
-def _path(room: list[dict[int, float]], start: int, end: int) -> list[tuple[int, int]] | None:
-    """A shortest way along which more can flow."""
-    came: dict[int, int] = {start: start}
-    queue = deque([start])
-    while queue and end not in came:
-        one = queue.popleft()
-        for two, most in room[one].items():
-            if most > 0 and two not in came:
-                came[two] = one
-                queue.append(two)
-    if end not in came:
-        return None
-    path: list[tuple[int, int]] = []
-    two = end
-    while two != start:
-        path.append((came[two], two))
-        two = came[two]
-    return path
-
-
-def _reaching(room: list[dict[int, float]], end: int) -> set[int]:
-    """The nodes from which more could flow to the end."""
-    reaching = {end}
-    stack = [end]
-    while stack:
-        two = stack.pop()
-        for one in room[two]:
-            if one not in reaching and room[one][two] > 0:
-                reaching.add(one)
-                stack.append(one)
-    return reaching
