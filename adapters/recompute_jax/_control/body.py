@@ -17,7 +17,7 @@ from typing import Any, Final
 import numpy as np
 from jax.extend.core import JaxprEqn, Var
 
-from recompute_jax._program.jaxpr import Atom, bind, effects, flatten, read, scan_operands
+from recompute_jax._program.jaxpr import Atom, bind, effects, flatten, read, scan_operands, variables
 from recompute_jax._program.segments import flops, kind, nbytes, weigh
 
 
@@ -79,8 +79,7 @@ class Body:
         O(equations).
         """
         read_carries = set(carries)
-        stack = [atom for atom in wanted if isinstance(atom, Var)]
-        stack += [after for at in read_carries if isinstance(after := self.next[at], Var)]
+        stack = variables([*wanted, *(self.next[at] for at in read_carries)])
         seen: set[Var] = set()
         numbers: set[int] = set()
         read_stacks: set[int] = set()
@@ -96,15 +95,13 @@ class Body:
                 number = self.maker[var]
                 if number not in numbers:
                     numbers.add(number)
-                    stack += [atom for atom in self.flat.equations[number].invars if isinstance(atom, Var)]
+                    stack += variables(self.flat.equations[number].invars)
             elif var in self._stack_of:
                 read_stacks.add(self._stack_of[var])
             elif var in self._carry_of:
                 at = self._carry_of[var]
                 read_carries.add(at)
-                after = self.next[at]
-                if isinstance(after, Var) and not alone:
-                    stack.append(after)
+                stack += [] if alone else variables([self.next[at]])
         equations = tuple([self.flat.equations[number] for number in sorted(numbers)])
         order = tuple(sorted(used, key=lambda var: self.maker.get(var, -1)))
         return Needs(equations, tuple(sorted(read_carries)), tuple(sorted(read_stacks)), order, _cost(equations))
@@ -185,7 +182,7 @@ def _cut(
     from scipy.sparse.csgraph import breadth_first_order, maximum_flow  # type: ignore[import-untyped]
 
     needs = body.needs(read, given=kept, alone=alone)
-    sinks = {*read, *(after for at in carries if isinstance(after := body.next[at], Var))} - set(kept)
+    sinks = {*read, *variables(body.next[at] for at in carries)} - set(kept)
     made = [var for eqn in needs.equations for var in eqn.outvars if var not in kept]
     number = {var: at for at, var in enumerate(made)}
     unit = 1 + sum(nbytes(var.aval) for var in made) // _MOST_FLOW
@@ -201,7 +198,7 @@ def _cut(
             if not dear.isdisjoint(eqn.outvars):
                 pipes[start, into] = no_limit
             else:
-                reads = [number[atom] for atom in eqn.invars if isinstance(atom, Var) and atom in number]
+                reads = [number[var] for var in variables(eqn.invars) if var in number]
                 pipes.update(((2 * at + 1, into), no_limit) for at in reads)
             if var in sinks:
                 pipes[out, end] = no_limit

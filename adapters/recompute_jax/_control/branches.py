@@ -30,6 +30,7 @@ from recompute_jax._program.jaxpr import (
     run_equation,
     short,
     typed,
+    variables,
     zeros,
 )
 from recompute_jax._program.segments import VIEWS, Segment, Segments, nbytes, peak, segment
@@ -71,45 +72,25 @@ class Branch:
 
     def needs(self, wanted: Iterable[Atom], given: Collection[Var], last: int) -> BranchNeeds:
         """What these values need, if some are `given`, of the conditionals up to the `last`. O(equations)."""
-        missing: dict[Var, None] = {}  # in an order that is the same in every process
-        used: set[Var] = set()
-
-        def ask(atoms: Iterable[Atom]) -> None:
-            for atom in atoms:
-                if isinstance(atom, Var) and atom in given:
-                    used.add(atom)
-                elif isinstance(atom, Var):
-                    missing[atom] = None
-
-        ask(wanted)
-        again: list[JaxprEqn] = []
-        for own in reversed(self.equations[: last + 1]):
-            for eqn in reversed(own):
-                if missing.keys().isdisjoint(eqn.outvars):
-                    continue
-                again.append(eqn)
-                for var in eqn.outvars:
-                    missing.pop(var, None)
-                ask(eqn.invars)
+        equations, reads = needed([eqn for own in self.equations[: last + 1] for eqn in own], wanted, given)
+        used = set(reads).intersection(given)
         ordered = tuple([var for var in self.values if var in used])
-        outside = tuple([var for var in missing if var not in self.consts])
-        return BranchNeeds(tuple(reversed(again)), ordered, outside)
+        outside = tuple([var for var in reads if var not in used and var not in self.consts])
+        return BranchNeeds(tuple(equations), ordered, outside)
 
 
 class BranchGroup:
     """Conditionals with one index, in the order of the function."""
 
     def __init__(self, flat: Flat, numbers: Sequence[int]) -> None:
-        self.numbers = list(numbers)
-        """Of the equations."""
         self.equations = [flat.equations[number] for number in numbers]
         count = len(self.equations[0].params["branches"])
         self.branches = [Branch(self.equations, number) for number in range(count)]
         inside = set(numbers)
-        outside = {atom for atom in flat.outvars if isinstance(atom, Var)}
+        outside = set(variables(flat.outvars))
         for number, eqn in enumerate(flat.equations):
             if number not in inside:
-                outside.update(atom for atom in eqn.invars if isinstance(atom, Var))
+                outside.update(variables(eqn.invars))
         self.required = [[at for at, var in enumerate(eqn.outvars) if var in outside] for eqn in self.equations]
         """Which results of each conditional others read, by place."""
 
@@ -130,7 +111,7 @@ def branch_groups(flat: Flat) -> list[BranchGroup]:
     group: dict[int, list[int]] = {}
     maker: dict[Var, int] = {}
     for number, eqn in enumerate(flat.equations):
-        reads = [atom for atom in eqn.invars if isinstance(atom, Var)]
+        reads = variables(eqn.invars)
         if eqn.primitive.name in VIEWS and len(reads) == 1 and nbytes(reads[0].aval) == nbytes(eqn.outvars[0].aval):
             same[eqn.outvars[0]] = same.get(reads[0], reads[0])
         if eqn.primitive.name != "cond" or effects(eqn) or not isinstance(eqn.invars[0], Var):
@@ -185,9 +166,8 @@ def _together(group: BranchGroup, branch: Branch) -> Flat:
     sources: list[Var] = []
     results: list[Var] = []
     for at, own in enumerate(branch.equations):
-        wanted = [atom for atom in group.wanted(branch, at) if isinstance(atom, Var)]
-        reads = dict.fromkeys(atom for eqn in own for atom in eqn.invars if isinstance(atom, Var))
-        reads.update(dict.fromkeys(wanted))
+        wanted = variables(group.wanted(branch, at))
+        reads = dict.fromkeys([*variables(atom for eqn in own for atom in eqn.invars), *wanted])
         fresh = [var for var in reads if var not in branch.maker and var not in branch.consts and var not in known]
         known.update(fresh)
         made: list[Atom] = [var for var in dict.fromkeys(results) if var in branch.maker]
@@ -200,7 +180,7 @@ def _together(group: BranchGroup, branch: Branch) -> Flat:
         results += wanted
     inner: list[Atom] = list(dict.fromkeys(var for var in results if var in branch.maker))
     consts = list(branch.consts.values())
-    return Flat(list(branch.consts), consts, sources, inner, needed(equations, inner))
+    return Flat(list(branch.consts), consts, sources, inner, needed(equations, inner)[0])
 
 
 def _with_dear_rest(segments: Segments) -> Segments:
@@ -248,20 +228,17 @@ def joined(flat: Flat, choice: Choice) -> Flat:
 
 def rewrite_branches(flat: Flat, choices: Sequence[tuple[BranchGroup, Kept]]) -> ClosedJaxpr:
     """The same function, with the conditionals of these groups keeping this."""
+    emitting = [_Conditionals(group, kept) for group, kept in choices]
+    owner = {id(eqn): (one, at) for one in emitting for at, eqn in enumerate(one.group.equations)}
 
-    def run(*sources: Any) -> list[Any]:
-        emitting = [_Conditionals(group, kept) for group, kept in choices]
-        owner = {number: (one, at) for one in emitting for at, number in enumerate(one.group.numbers)}
-        env: dict[Var, Any] = dict(zip([*flat.constvars, *flat.invars], sources, strict=True))
-        for number, eqn in enumerate(flat.equations):
-            if number in owner:
-                one, at = owner[number]
-                one.emit(at, env)
-            else:
-                run_equation(eqn, env)
-        return [read(atom, env) for atom in flat.outvars]
+    def run(eqn: JaxprEqn, env: dict[Var, Any]) -> None:
+        if id(eqn) in owner:
+            one, at = owner[id(eqn)]
+            one.emit(at, env)
+        else:
+            run_equation(eqn, env)
 
-    return flat.trace(run)
+    return flat.rewritten(run)
 
 
 class _Conditionals:

@@ -13,7 +13,7 @@ from functools import cached_property
 from jax.extend.core import Var
 
 from recompute_jax._control.body import Body, Needs, choices
-from recompute_jax._program.jaxpr import Flat
+from recompute_jax._program.jaxpr import Flat, variables
 from recompute_jax._program.segments import flops, nbytes
 
 
@@ -156,7 +156,7 @@ class Group:
         """FLOPs of a step of all scans, if they make this for others, and run nothing again."""
         total = 0.0
         for body in self.bodies:
-            made = [var for var in (*body.made, *body.maker) if isinstance(var, Var) and var in real]
+            made = [var for var in variables((*body.made, *body.maker)) if var in real]
             needs = body.needs(made, carries=range(len(body.carries)))
             total += sum(map(flops, needs.equations))
         return total
@@ -170,7 +170,8 @@ def groups_of(flat: Flat) -> list[Group]:
     bodies = {id(eqn): Body(eqn) for eqn in scans}
     maker = {var: body for body in bodies.values() for var in body.results}
     readers: dict[Var, list[Body]] = {}
-    outside = {atom for atom in flat.outvars if isinstance(atom, Var)}
+    results = set(variables(flat.outvars))
+    outside = set(results)
     for eqn in flat.equations:
         body = bodies.get(id(eqn))
         first = len(eqn.invars) - len(body.stacked) if body else len(eqn.invars)
@@ -191,5 +192,4 @@ def groups_of(flat: Flat) -> list[Group]:
                 group.update((id(body), one) for body in two)
     order = {id(bodies[id(eqn)]): at for at, eqn in enumerate(scans)}
     distinct = {id(scans): scans for scans in group.values() if len(scans) > 1}
-    results = {atom for atom in flat.outvars if isinstance(atom, Var)}
     return [Group(sorted(scans, key=lambda body: order[id(body)]), outside, results) for scans in distinct.values()]

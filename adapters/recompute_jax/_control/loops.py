@@ -24,7 +24,7 @@ from recompute_jax._control.branches import branch_groups, rewrite_branches
 from recompute_jax._control.groups import Group, groups_of
 from recompute_jax._control.rewrite import rewrite
 from recompute_jax._control.shapes import Part, Shape, shape, smallest, uniform
-from recompute_jax._program.jaxpr import Flat, bind, flatten, read, scan_operands, trace
+from recompute_jax._program.jaxpr import Flat, bind, flatten, read, scan_operands, trace, variables
 from recompute_jax._program.segments import flops
 
 _NOTICED: Final = 0.05  # of the budget: groups that stack less are left as they are
@@ -169,9 +169,9 @@ def _split(flat: Flat, within: Sequence[tuple[Body, dict[int, _Inner]]], level: 
 
 def _inside(outer: Body, group: Group) -> dict[int, _Inner]:
     """The scans and conditionals in a body some of whose results only later scans read, by id of the equation."""
-    uses = Counter(atom for eqn in outer.flat.equations for atom in eqn.invars if isinstance(atom, Var))
-    uses.update(atom for atom in outer.next if isinstance(atom, Var))
-    handed = {atom for atom in outer.made if isinstance(atom, Var)} - group.fixed
+    uses = Counter(variables(atom for eqn in outer.flat.equations for atom in eqn.invars))
+    uses.update(variables(outer.next))
+    handed = set(variables(outer.made)) - group.fixed
     inside: dict[int, _Inner] = {}
     for eqn in outer.flat.equations:
         late = [place for place, var in enumerate(eqn.outvars) if var in handed and not uses[var]]
@@ -192,7 +192,7 @@ class _Scan:
     def __init__(self, eqn: JaxprEqn, late: Sequence[int]) -> None:
         self.body = Body(eqn)
         self.late = list(late)
-        read = [var for place in self.late if isinstance(var := self.body.made[place], Var)]
+        read = variables(self.body.made[place] for place in self.late)
         self.options = [
             *((chosen, True) for chosen in [*choices(self.body, read, (), alone=True), frozenset[Var]()]),
             *((chosen, False) for chosen in choices(self.body, read, ())),
@@ -248,7 +248,7 @@ class _Cond:
         outvars: list[Any] = list(eqn.outvars)
         for place, var in zip(late, again, strict=True):
             outvars[place] = var
-        invars = list(dict.fromkeys(atom for atom in eqn.invars if isinstance(atom, Var)))
+        invars = list(dict.fromkeys(variables(eqn.invars)))
         self.flat = Flat([], [], invars, outvars, [eqn, second])
         self._places = [eqn.invars.index(var) for var in invars]
         self.group = branch_groups(self.flat)[0] if isinstance(eqn.invars[0], Var) else None
@@ -279,13 +279,9 @@ def _known(body: Body, places: Sequence[int], slices: Sequence[Any]) -> dict[Var
 
 def _body(outer: Body, inside: Mapping[int, _Inner], level: int) -> ClosedJaxpr:
     """The body, with scans and conditionals in it in two."""
-    flat = outer.flat
 
-    def run(*sources: Any) -> list[Any]:
-        env: dict[Var, Any] = dict(zip([*flat.constvars, *flat.invars], sources, strict=True))
-        for eqn in flat.equations:
-            values, inner = [read(atom, env) for atom in eqn.invars], inside.get(id(eqn))
-            env.update(zip(eqn.outvars, inner.run(values, level) if inner else bind(eqn, values), strict=True))
-        return [read(atom, env) for atom in flat.outvars]
+    def run(eqn: JaxprEqn, env: dict[Var, Any]) -> None:
+        values, inner = [read(atom, env) for atom in eqn.invars], inside.get(id(eqn))
+        env.update(zip(eqn.outvars, inner.run(values, level) if inner else bind(eqn, values), strict=True))
 
-    return flat.trace(run)
+    return outer.flat.rewritten(run)

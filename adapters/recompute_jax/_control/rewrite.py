@@ -20,7 +20,7 @@ from jax.interpreters.partial_eval import dce_jaxpr
 from recompute_jax._control.body import Body, Needs, Spread
 from recompute_jax._control.groups import Again, Group
 from recompute_jax._control.shapes import Part
-from recompute_jax._program.jaxpr import Flat, bind, read
+from recompute_jax._program.jaxpr import Flat, bind, read, variables
 from recompute_jax._program.segments import nbytes
 
 Carry = dict[int, Any]
@@ -30,29 +30,25 @@ Stacks = dict[Var, Any]
 def rewrite(flat: Flat, shapes: Sequence[tuple[Group, Sequence[Part]]]) -> ClosedJaxpr:
     """The same function, with the scans of these groups in these parts."""
     owner: dict[int, tuple[_Scans, Body]] = {}
+    for group, parts in shapes:
+        scans = _Scans(group, parts)
+        owner.update((id(body.eqn), (scans, body)) for body in group.bodies)
+    spread: dict[Var, Spread] = {}
 
-    def run(*sources: Any) -> list[Any]:
-        for group, parts in shapes:
-            scans = _Scans(group, parts)
-            owner.update((id(body.eqn), (scans, body)) for body in group.bodies)
-        env: dict[Var, Any] = dict(zip([*flat.constvars, *flat.invars], sources, strict=True))
-        spread: dict[Var, Spread] = {}
-        for eqn in flat.equations:
-            values = [read(atom, env) for atom in eqn.invars]
-            owned = owner.get(id(eqn))
-            if owned is None:
-                results = bind(eqn, values)
-                if eqn.primitive.name == "broadcast_in_dim" and _widens(eqn):
-                    spread[eqn.outvars[0]] = Spread(eqn, values)
-            else:
-                scans, body = owned
-                for place, atom in enumerate(eqn.invars[: len(body.constants)]):
-                    values[place] = spread.get(atom, values[place]) if isinstance(atom, Var) else values[place]
-                results = scans.scan(body, values)
-            env.update(zip(eqn.outvars, results, strict=True))
-        return [read(atom, env) for atom in flat.outvars]
+    def run(eqn: JaxprEqn, env: dict[Var, Any]) -> None:
+        values = [read(atom, env) for atom in eqn.invars]
+        if id(eqn) in owner:
+            scans, body = owner[id(eqn)]
+            for place, atom in enumerate(eqn.invars[: len(body.constants)]):
+                values[place] = spread.get(atom, values[place]) if isinstance(atom, Var) else values[place]
+            results = scans.scan(body, values)
+        else:
+            results = bind(eqn, values)
+            if eqn.primitive.name == "broadcast_in_dim" and _widens(eqn):
+                spread[eqn.outvars[0]] = Spread(eqn, values)
+        env.update(zip(eqn.outvars, results, strict=True))
 
-    made = flat.trace(run)
+    made = flat.rewritten(run)
     pruned, _ = dce_jaxpr(made.jaxpr, used_outputs=True, instantiate=True)
     return ClosedJaxpr(pruned, made.consts)  # no stacks that nothing reads, in scans within scans either
 
@@ -101,7 +97,7 @@ class _Scans:
             if var not in made:
                 made[var] = value if len(self.parts) == 1 else lax.slice_in_dim(value, part.start, part.stop)
         real = part.mode.real
-        wanted = tuple(var for var in dict.fromkeys(body.made) if isinstance(var, Var) and var in real)
+        wanted = tuple(var for var in dict.fromkeys(variables(body.made)) if var in real)
         wanted += tuple(var for var in body.maker if var in real and self.group.maker.get(var) is None)
         run = _Run(self.group, part, self.constants)
         entries = self.group.entries(real).get(id(body), ())

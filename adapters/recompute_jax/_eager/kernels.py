@@ -32,7 +32,7 @@ from jax.extend.core import (
 from recompute.extend import clock_of, running
 from recompute.planners import last_uses
 from recompute_jax._arrays import OUT_OF_MEMORY, make_room
-from recompute_jax._program.jaxpr import bind, effects, flatten, scan_operands
+from recompute_jax._program.jaxpr import bind, effects, flatten, scan_operands, variables
 from recompute_jax._program.segments import nbytes
 
 _config: Any = jax.config  # which has no types
@@ -85,19 +85,6 @@ class Kernel:
 
     Runs as it first did whenever it runs again: also while JAX traces a function, which a `get` in there may cause.
     """
-
-    __slots__ = (
-        "__name__",
-        "_bind",
-        "_cost",
-        "_holes",
-        "_measure",
-        "_surroundings",
-        "_template",
-        "nbytes",
-        "number",
-        "once",
-    )
 
     def __init__(self, equation: JaxprEqn, measure: bool, once: bool) -> None:
         where = source_info_util.summarize(equation.source_info)
@@ -174,11 +161,6 @@ class Kernel:
         start = clock()
         results = self.run(payloads, wait=True)
         return results, clock() - start
-
-
-def variables(equation: JaxprEqn) -> list[Var]:
-    """The operands that are no literals, in order: what its kernel is called with."""
-    return [atom for atom in equation.invars if isinstance(atom, Var)]
 
 
 def _function_of(equation: JaxprEqn) -> Callable[..., Any]:
@@ -271,10 +253,9 @@ class Program:
         place: dict[Var, int] = {}
         for var in (*flat.constvars, *flat.invars):
             place[var] = len(place)
-        wanted = [atom for atom in flat.outvars if isinstance(atom, Var)]
-        dying = last_uses([(equation.outvars, variables(equation)) for equation in flat.equations], wanted)
-        used = {var for equation in flat.equations for var in variables(equation)}
-        used.update(wanted)
+        wanted = variables(flat.outvars)
+        dying = last_uses([(equation.outvars, variables(equation.invars)) for equation in flat.equations], wanted)
+        used = {*wanted, *variables(atom for equation in flat.equations for atom in equation.invars)}
         for equation, dead in zip(flat.equations, dying, strict=True):
             for var in equation.outvars:
                 if var not in dead:
@@ -324,7 +305,7 @@ def _step(equation: JaxprEqn, dead: list[Var], place: dict[Var, int], unroll_sca
         )
     return Step(
         Kernel(equation, measure, bool(effects(equation))),
-        tuple([place[var] for var in variables(equation)]),
+        tuple([place[var] for var in variables(equation.invars)]),  # what its kernel is called with
         tuple([place.get(var, -1) for var in equation.outvars]),
         tuple([place[var] for var in dead if var in place]),
         scan,

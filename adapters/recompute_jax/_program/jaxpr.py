@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
@@ -51,6 +51,17 @@ class Flat(NamedTuple):
     def trace(self, run: Callable[..., Any]) -> ClosedJaxpr:
         """A function of the constants and arguments, traced with these constants for arguments of these types."""
         return trace(partial(run, *self.consts), [var.aval for var in self.invars])
+
+    def rewritten(self, run_one: Callable[[JaxprEqn, dict[Var, Any]], None]) -> ClosedJaxpr:
+        """The same function, with something else instead of `run_equation` for each equation."""
+
+        def run(*sources: Any) -> list[Any]:
+            env: dict[Var, Any] = dict(zip([*self.constvars, *self.invars], sources, strict=True))
+            for equation in self.equations:
+                run_one(equation, env)
+            return [read(atom, env) for atom in self.outvars]
+
+        return self.trace(run)
 
 
 def flatten(closed: ClosedJaxpr, *, inline_custom: bool = False, source: Any = None) -> Flat:
@@ -101,7 +112,12 @@ def flatten(closed: ClosedJaxpr, *, inline_custom: bool = False, source: Any = N
         for var in equation.outvars:
             refuse_ref(var.aval, equation)
     consts = [const for _, const in constant.values()]
-    return Flat(constvars, consts, invars, outvars, needed(equations, outvars))
+    return Flat(constvars, consts, invars, outvars, needed(equations, outvars)[0])
+
+
+def variables(atoms: Iterable[Any]) -> list[Var]:
+    """Those that are no literals, in order."""
+    return [atom for atom in atoms if isinstance(atom, Var)]
 
 
 def effects(equation: JaxprEqn) -> list[Any]:
@@ -208,16 +224,24 @@ def _only_calls(equation: JaxprEqn) -> bool:
     )
 
 
-def needed(equations: list[JaxprEqn], outvars: Sequence[Atom]) -> list[JaxprEqn]:
-    """Without those that have no effects and whose results nothing needs."""
-    read = {atom for atom in outvars if isinstance(atom, Var)}
+def needed(
+    equations: Sequence[JaxprEqn], wanted: Iterable[Atom], given: Collection[Var] = ()
+) -> tuple[list[JaxprEqn], list[Var]]:
+    """Those that have effects, or make what is wanted; and what they read that is `given`, or that none of them makes.
+
+    O(equations).
+    """
+    reads = dict.fromkeys(variables(wanted))  # in an order that is the same in every process
     kept: list[JaxprEqn] = []
     for equation in reversed(equations):
-        if effects(equation) or not read.isdisjoint(equation.outvars):
+        made = [var for var in equation.outvars if var in reads and var not in given]
+        if made or effects(equation):
             kept.append(equation)
-            read.update(atom for atom in equation.invars if isinstance(atom, Var))
+            for var in made:
+                del reads[var]
+            reads.update(dict.fromkeys(variables(equation.invars)))
     kept.reverse()
-    return kept
+    return kept, list(reads)
 
 
 def where(eqn: Any) -> str:

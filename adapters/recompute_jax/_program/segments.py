@@ -20,7 +20,7 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Var
 from recompute import planners
 from recompute.planners import ProgramBuilder, last_uses
 from recompute.traces import Program
-from recompute_jax._program.jaxpr import CALLS, Atom, Flat, effects, flatten, planned_call, short
+from recompute_jax._program.jaxpr import CALLS, Flat, effects, flatten, planned_call, short, variables
 
 R = TypeVar("R")
 
@@ -213,10 +213,10 @@ class _Graph:
         self.equations = flat.equations
         self.kinds = [kind(eqn) for eqn in flat.equations]
         self.maker = {var: number for number, eqn in enumerate(flat.equations) for var in eqn.outvars}
-        self.wanted = [var for var in dict.fromkeys(_vars(flat.outvars)) if var in self.maker]
+        self.wanted = [var for var in dict.fromkeys(variables(flat.outvars)) if var in self.maker]
         self._users: dict[Var, list[int]] = {}
         for number, eqn in enumerate(flat.equations):
-            for var in _vars(eqn.invars):
+            for var in variables(eqn.invars):
                 self._users.setdefault(var, []).append(number)
 
     def users(self, var: Var) -> list[int]:
@@ -225,7 +225,7 @@ class _Graph:
 
     def reads(self, numbers: Iterable[int]) -> list[Var]:
         """What these equations read."""
-        return [var for number in numbers for var in _vars(self.equations[number].invars)]
+        return [var for number in numbers for var in variables(self.equations[number].invars)]
 
 
 def segment(flat: Flat, name: str, price: Callable[[Segment], float] | None = None) -> Segments:
@@ -247,7 +247,7 @@ def segment(flat: Flat, name: str, price: Callable[[Segment], float] | None = No
         numbers = {before for var in graph.reads(own) for before in chain.get(var, ())}.union(own)
         chosen = [graph.equations[before] for before in sorted(numbers)]
         made = {var for before in chosen for var in before.outvars}
-        inputs = tuple(dict.fromkeys(var for before in chosen for var in _vars(before.invars) if var not in made))
+        inputs = tuple(dict.fromkeys(var for before in chosen for var in variables(before.invars) if var not in made))
         outputs = tuple(eqn.outvars)
         work = sum(map(flops, chosen))
         moved = float(sum(nbytes(var.aval) for var in (*inputs, *outputs)))
@@ -268,7 +268,7 @@ def _fused(graph: _Graph) -> tuple[set[Var], dict[Var, list[int]]]:
         if kinds[number] == "heavy":
             kept.update(eqn.outvars)
             continue
-        fused = sorted({before for var in _vars(eqn.invars) for before in chain.get(var, ())} | {number})
+        fused = sorted({before for var in variables(eqn.invars) for before in chain.get(var, ())} | {number})
         using = [user for var in eqn.outvars for user in graph.users(var)]
         reads = any(kinds[user] == "heavy" and equations[user].primitive.name not in REDUCTIONS for user in using)
         view = all(equations[before].primitive.name in VIEWS for before in fused)
@@ -324,17 +324,13 @@ def _summands(graph: _Graph) -> set[Var]:
         eqn = graph.equations[graph.maker[total]]
         if eqn.primitive.name not in _SUMS:
             continue
-        for var in _vars(eqn.invars):
+        for var in variables(eqn.invars):
             fits = var in graph.maker and short(var.aval) == short(total.aval)
             if fits and var not in graph.wanted and len(graph.users(var)) == 1:
                 summands.add(var)
                 stack.append(var)
                 break  # there is room for one
     return summands
-
-
-def _vars(atoms: Sequence[Atom]) -> list[Var]:
-    return [atom for atom in atoms if isinstance(atom, Var)]
 
 
 def inside(eqn: JaxprEqn) -> int:

@@ -12,14 +12,14 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Final
 
-from jax.extend.core import ClosedJaxpr, JaxprEqn, Var
+from jax.extend.core import ClosedJaxpr, JaxprEqn
 
 from recompute import planners
 from recompute.planners import PlanError, ProgramPlan
 from recompute_jax._control.branches import Choice, branch_groups, joined, kept
 from recompute_jax._control.loops import Looped, Loops
 from recompute_jax._program.emit import LENGTH, Gate, order_with_moves, with_moves
-from recompute_jax._program.jaxpr import Flat, flatten
+from recompute_jax._program.jaxpr import Flat, flatten, variables
 from recompute_jax._program.segments import INSIDE, Segment, Segments, inside, nbytes, nesting, peak, segment
 from recompute_jax._remat.recipe import Candidate, Fitted, Recipe, as_body
 
@@ -280,12 +280,11 @@ class _Bodies:
 
     def within(self, flat: Flat, given: int, effort: float, length: int) -> Fitted:
         """Planned where so many bytes are too few, in regions of so many segments."""
-        outside = {*flat.constvars, *flat.invars}
-        outside.update(var for var in flat.outvars if isinstance(var, Var))  # no temporaries
+        outside = {*flat.constvars, *flat.invars, *variables(flat.outvars)}  # no temporaries
         rooms: dict[int, int] = {}
         for number, eqn in enumerate(flat.equations):
             needed = inside(eqn)
-            around = {var for var in (*eqn.invars, *eqn.outvars) if isinstance(var, Var) and var not in outside}
+            around = set(variables([*eqn.invars, *eqn.outvars])) - outside
             room = max(0, int(_INSIDE * (given - sum(nbytes(var.aval) for var in around)))) if needed else 0
             if needed > room:
                 rooms[number] = room
