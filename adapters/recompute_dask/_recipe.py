@@ -67,44 +67,29 @@ class Inlined:
 
 
 class Recipe:
-    """A task as a function of the values that it takes: those of `held`, in order.
+    """A task as a function of the values of `held_of(data)`, in order; it does not keep these.
 
     Parameters
     ----------
-    key
-        Of the task.
-    names
-        Of what it takes from the cache, in order; whether that is one of a kind.
-    plain
-        What else it takes, by name: no matter of the cache.
-    inlined
-        What it takes that is made again each time, by name; with how many values each of them takes itself.
+    data
+        What the task takes, by name: `Held`, `Inlined`, or a plain value, which is no matter of the cache.
     writers
         Names of the tasks that are known to write into their arguments: they run on copies.
-    stores
-        Whether the task writes into an argument on purpose: it gets the values themselves, which can be written to.
     place
         Where it runs.
+    stores
+        Whether the task writes into an argument on purpose: it gets the values themselves, which can be written to.
     """
 
     def __init__(
-        self,
-        key: Hashable,
-        task: GraphNode,
-        names: dict[Any, bool],
-        plain: dict[Any, Any],
-        inlined: dict[Any, tuple[Recipe, int]],
-        writers: set[str],
-        place: Place,
-        *,
-        stores: bool,
+        self, task: GraphNode, data: Mapping[Any, Any], writers: set[str], place: Place, *, stores: bool = False
     ) -> None:
-        self.key = key
+        self.key: Hashable = task.key
         self.nbytes: int | None = None
         """Bytes of its result, if they are known before it runs."""
         self.guess: int | None = None
         """The same, if they are not known."""
-        self.__name__ = key_split(key)
+        self.__name__ = key_split(task.key)
         self.returned = False
         """Whether the task has come to an end, at least once."""
         self.writable = False
@@ -113,11 +98,15 @@ class Recipe:
         """Whether its result is an array, a frame or a container."""
         self._task = task
         self._holds = not stores and any(holds(task))
-        self._names = names
-        self._plain = plain
-        self._inlined = inlined
+        self._uniques = {name: value.unique for name, value in data.items() if isinstance(value, Held)}
+        self._inlined: dict[Any, tuple[Recipe, int]] = {}
+        self._plain: dict[Any, Any] = {}
+        for name, value in data.items():
+            if isinstance(value, Inlined):
+                self._inlined[name] = value.recipe, len(value.held)
+            elif not isinstance(value, Held):
+                self._plain[name] = protected(value) if is_writable_array(value) and not stores else value
         self._writers = writers
-        self._protects = bool(plain)
         self._stores = stores
         self._place = place
 
@@ -133,7 +122,7 @@ class Recipe:
 
     def __call__(self, *payloads: Any) -> Any:
         result, writable = returned(self.run(list(payloads)))
-        self.writable = writable or self._protects
+        self.writable = writable or bool(self._plain)
         self.is_data = is_data(result)
         self.returned = True
         return result
@@ -158,7 +147,7 @@ class Recipe:
     def _arguments(self, payloads: list[Any]) -> dict[Any, Any]:
         rest = iter(payloads)
         give = partial(leaving, writable=True) if self._stores else given
-        arguments = {name: next(rest) if unique else give(next(rest)) for name, unique in self._names.items()}
+        arguments = {name: next(rest) if unique else give(next(rest)) for name, unique in self._uniques.items()}
         for name, (recipe, count) in self._inlined.items():
             arguments[name] = recipe.run([next(rest) for _ in range(count)])
         for name, value in self._plain.items():
@@ -166,24 +155,10 @@ class Recipe:
         return arguments
 
 
-def recipe_of(
-    task: GraphNode, data: Mapping[Any, Any], writers: set[str], place: Place, *, stores: bool = False
-) -> tuple[Recipe, list[Held]]:
-    """How a task is run, and the values that the recipe takes, in order; it does not keep them.
-
-    `data`: what the task takes, by name: `Held`, `Inlined`, or a plain value. The rest: as for a `Recipe`.
-    """
-    names = {name: value.unique for name, value in data.items() if isinstance(value, Held)}
-    held = [data[name] for name in names]
-    inlined: dict[Any, tuple[Recipe, int]] = {}
-    plain: dict[Any, Any] = {}
-    for name, value in data.items():
-        if isinstance(value, Inlined):
-            inlined[name] = value.recipe, len(value.held)
-            held += value.held
-        elif not isinstance(value, Held):
-            plain[name] = protected(value) if is_writable_array(value) and not stores else value
-    return Recipe(task.key, task, names, plain, inlined, writers, place, stores=stores), held
+def held_of(data: Mapping[Any, Any]) -> list[Held]:
+    """What a task takes from the cache: its arguments, and what those are made of that are made again each time."""
+    held = [value for value in data.values() if isinstance(value, Held)]
+    return held + [part for value in data.values() if isinstance(value, Inlined) for part in value.held]
 
 
 def made(handle: Held, held: list[Held], *, writable: bool, unique: bool) -> Held:

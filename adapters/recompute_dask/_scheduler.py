@@ -28,7 +28,7 @@ from recompute.text import List, Table, format_bytes, seconds
 from recompute_dask._metadata import Metadata, graph_of
 from recompute_dask._opened import Join, opened
 from recompute_dask._payloads import leaving
-from recompute_dask._recipe import SMALL_BYTES, Held, Inlined, is_kept, is_unique, made, recipe_of, stores
+from recompute_dask._recipe import SMALL_BYTES, Held, Inlined, Recipe, held_of, is_kept, is_unique, made, stores
 from recompute_dask._running import Next, Soon, Together
 
 _SMALL_SHARE: Final = 1 / 8
@@ -249,7 +249,7 @@ class Computation:
             except rc.BudgetError as error:
                 raise _impossible(task.key, len(join.sources), error) from None
         storing = stores(task)
-        recipe, held = recipe_of(task, data, self._writers, self._inside, stores=storing)
+        recipe, held = Recipe(task, data, self._writers, self._inside, stores=storing), held_of(data)
         if expects:
             taken = sum([storage.size for storage in {extend.node_of(argument).storage for argument in held}])
             recipe.nbytes = self._sizes.get(task.key)

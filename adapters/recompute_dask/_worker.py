@@ -39,7 +39,7 @@ from distributed.worker_state_machine import (  # noqa: E402
 from tornado.ioloop import PeriodicCallback  # noqa: E402
 
 from recompute_dask._payloads import copied, refuses_writes, sendable  # noqa: E402
-from recompute_dask._recipe import Held, holds, own_task, recipe_of  # noqa: E402
+from recompute_dask._recipe import Held, Recipe, held_of, holds, own_task  # noqa: E402
 from recompute_dask._values import Values  # noqa: E402
 
 T = TypeVar("T")
@@ -201,8 +201,8 @@ class Worker(distributed.Worker):
                     if task is None:
                         entered = self._values.enter(key, rest[key], cost, waits=waits)
                     else:
-                        recipe, arguments = recipe_of(task, held, self._writers, partial(self._outside, key))
-                        entered = self._values.enter_made(key, rest[key], recipe, arguments, cost, waits=waits)
+                        recipe = Recipe(task, held, self._writers, partial(self._outside, key))
+                        entered = self._values.enter_made(key, rest[key], recipe, held_of(held), cost, waits=waits)
                 except TypeError:  # it can be read only once: it will be stored as what it is
                     logger.debug("The result of %r stays outside of the cache", key, exc_info=True)
                 except Exception:
