@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pickle
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from copy import copy, deepcopy
 from copyreg import dispatch_table
 from datetime import date, datetime, time, timedelta
@@ -40,10 +40,9 @@ def given(payload: Any) -> Any:
     if _is_frame(payload):
         return payload.copy(deep=False)
     if type(payload) in CONTAINERS:
-        if has_fixed_parts(payload):
+        parts = chain(payload, payload.values()) if type(payload) is dict else payload
+        if set(map(type, parts)) <= _FIXED:  # nothing in it can be changed: no pickle is needed
             return copy(payload)
-        if all(map(is_shared, _parts(payload))):  # as most that Dask's collections make: no pickle is needed
-            return _own_container(payload)
     try:
         return own_structure(payload)
     except Exception as error:  # of a user's `__reduce__`, or `__setstate__`
@@ -78,26 +77,6 @@ def is_shared(payload: Any) -> bool:
     if extend.is_array(payload):
         return not getattr(payload.dtype, "hasobject", False)
     return False
-
-
-def has_fixed_parts(container: Any) -> bool:
-    """Whether there is nothing in a container that could be changed."""
-    return set(map(type, _parts(container))) <= _FIXED
-
-
-def _parts(container: Any) -> Iterable[Any]:
-    return chain(container, container.values()) if type(container) is dict else container
-
-
-def _own_container(container: Any) -> Any:
-    """A copy that shares the parts, of which arrays are read-only."""
-    if type(container) is dict:
-        return {key: _shared(value) for key, value in container.items()}
-    return type(container)(map(_shared, container))
-
-
-def _shared(part: Any) -> Any:
-    return protected(part) if is_writable_array(part) else part
 
 
 def own_structure(payload: Any, kinds: type | tuple[type, ...] = object) -> Any:
@@ -148,7 +127,7 @@ class _Pickler(pickle.Pickler):
         if _is_frame(part):
             return self._share(part.copy(deep=False))
         if is_shared(part) or not isinstance(part, self._kinds):
-            return self._share(_shared(part))
+            return self._share(protected(part) if is_writable_array(part) else part)
         if type(part) in dispatch_table:
             return NotImplemented
         try:
