@@ -7,7 +7,7 @@ run again, on a new array, in the same order; and only the block that is needed 
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Hashable, Mapping
 from typing import Any
 
 import numpy as np
@@ -36,7 +36,7 @@ def joined(cache: rc.Cache, join: Join, data: Mapping[Any, Any]) -> Held:
             raise UnlikeMetadata
     place = (joined.__code__, 0)  # no frame: with a name in itself it would hold what is in it
     (array,) = cache.extend.run(_Empty(join), (), (), place, handle=Held)
-    for source in _resident_first(by_source, data):
+    for source in sorted(by_source, key=lambda source: isinstance(data[source], Held) and not data[source].resident):
         block = data[source]
         fill = _Fill(join, by_source[source], source, None if isinstance(block, Held) else protected(block))
         nodes = (node_of(array), node_of(block)) if isinstance(block, Held) else (node_of(array),)
@@ -44,10 +44,6 @@ def joined(cache: rc.Cache, join: Join, data: Mapping[Any, Any]) -> Held:
     held = [data[source] for source in by_source if isinstance(data[source], Held)]
     result: Held = made(array, held, writable=True, unique=False)
     return result
-
-
-def _resident_first(sources: Iterable[Hashable], data: Mapping[Any, Any]) -> list[Hashable]:
-    return sorted(sources, key=lambda source: isinstance(data[source], Held) and not data[source].resident)
 
 
 class _Empty:

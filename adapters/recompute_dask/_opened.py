@@ -343,21 +343,17 @@ def least(graph: Any) -> Least:
     else:
         raise TypeError(f"least takes a collection of Dask's, several in a container, or a graph, not {graph!r:.60}")
     metadata, tasks = Metadata(graph), graph_of(graph)
-    return least_of(*opened(tasks, set(tasks) if keys is None else keys, metadata, 0), metadata)
-
-
-def least_of(graph: Mapping[Any, GraphNode], joins: Mapping[Hashable, Join], metadata: Metadata) -> Least:
-    """The same of a graph that is opened."""
-    sizes = metadata.results(graph).sizes
+    tasks, joins = opened(tasks, set(tasks) if keys is None else keys, metadata, 0)
+    sizes = metadata.results(tasks).sizes
     most, most_key, unknown = 0, None, 0
-    for key, task in graph.items():
+    for key, task in tasks.items():
         if isinstance(task, (Alias, DataNode)):
             continue
         unknown += key not in sizes and key not in joins
         if key in joins:
             needed = joins[key].least
         else:
-            taken = {origin(dependency, graph) for dependency in task.dependencies}
+            taken = {origin(dependency, tasks) for dependency in task.dependencies}
             needed = sum(sizes.get(argument, 0) for argument in taken) + sizes.get(key, 0)
         if needed > most or most_key is None:
             most, most_key = needed, key
