@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from hashlib import blake2b
 from typing import Any, Final
 
@@ -39,17 +39,17 @@ class ArrowAdapter(rc.adapters.Adapter):
         import pyarrow  # type: ignore[import-untyped]
 
         cls = type(value)
-        digest = _Digest(f"{cls.__module__}.{cls.__qualname__}")
+        digest = blake2b(f"{cls.__module__}.{cls.__qualname__}".encode(), digest_size=16)
         if isinstance(value, pyarrow.Buffer):
             if not value.is_cpu:
                 return None
-            digest.write(memoryview(value))
-        elif hasattr(value, "schema"):
-            digest.write(value.schema.serialize())
-            for column in value.columns:
-                digest.column(column)
-        else:
-            digest.column(value)
+            digest.update(memoryview(value))
+            return digest.digest()
+        if hasattr(value, "schema"):
+            digest.update(value.schema.serialize())
+        for column in getattr(value, "columns", [value]):
+            for array in _content(column):
+                digest.update(_written(array))
         return digest.digest()
 
     def pack(self, value: Any) -> tuple[Any, Sequence[Any]]:
@@ -66,41 +66,29 @@ _SLACK: Final = 1024
 """Bytes of the buffers of an array: more than so many times what it shows, and these, belong to a larger one."""
 
 
-class _Digest:
-    """A file that only remembers the digest of what was written."""
+def _content(column: Any) -> Iterator[Any]:
+    """A column as one array: first which cells are null, then the others; what lies under a null is noise."""
+    import pyarrow
+    from pyarrow import compute
 
-    def __init__(self, head: str) -> None:
-        self._hash = blake2b(head.encode(), digest_size=16)
-        self.digest = self._hash.digest
-        self.closed = False
+    if isinstance(column, pyarrow.ChunkedArray):
+        column = column.combine_chunks()  # several arrays still, where the cells exceed what one can address
+    for array in column.chunks if isinstance(column, pyarrow.ChunkedArray) else [column]:
+        yield compute.is_valid(array)
+        yield array.drop_null() if array.null_count else pyarrow.concat_arrays([array])  # without the rest
 
-    def write(self, data: Any) -> int:
-        self._hash.update(data)
-        return len(data)
 
-    def flush(self) -> None:
-        """Nothing is kept back."""
+def _written(array: Any) -> Any:
+    """An array in Arrow's own format, which leaves out what a slice does not show."""
+    import pyarrow
 
-    def column(self, column: Any) -> None:
-        """Write a column as one array: first which cells are null, then the others; what lies under a null is noise."""
-        import pyarrow
-        from pyarrow import compute
-
-        if isinstance(column, pyarrow.ChunkedArray):
-            column = column.combine_chunks()  # several arrays still, where the cells exceed what one can address
-        for array in column.chunks if isinstance(column, pyarrow.ChunkedArray) else [column]:
-            self._array(compute.is_valid(array))
-            self._array(array.drop_null() if array.null_count else pyarrow.concat_arrays([array]))  # without the rest
-
-    def _array(self, array: Any) -> None:
-        """Write an array in Arrow's own format, which leaves out what a slice does not show."""
-        import pyarrow
-
-        if pyarrow.types.is_boolean(array.type):
-            array = array.cast(pyarrow.uint8())  # the last byte of bits has room for noise
-        batch = pyarrow.record_batch([array], names=[""])
-        with pyarrow.ipc.new_stream(pyarrow.PythonFile(self, "w"), batch.schema) as stream:
-            stream.write_batch(batch)
+    if pyarrow.types.is_boolean(array.type):
+        array = array.cast(pyarrow.uint8())  # the last byte of bits has room for noise
+    batch = pyarrow.record_batch([array], names=[""])
+    file = pyarrow.BufferOutputStream()
+    with pyarrow.ipc.new_stream(file, batch.schema) as stream:
+        stream.write_batch(batch)
+    return file.getvalue()
 
 
 arrow: Final = ArrowAdapter()
