@@ -71,47 +71,43 @@ class Candidates:
 
         `length`: segments in a region of bodies.
         """
-        best, failure = None, PlanError("no plan")
+        plans: list[Candidate] = []
+        failure = PlanError("no plan")
         try:
             start = before if before and not before.joined else None
-            best = self._alone.candidate(given, self._share * effort, start, length)
+            plans.append(self._alone.candidate(given, self._share * effort, start, length))
         except PlanError as error:
             failure = error
-        choices = self._choices(given, effort / 4) if best is None or best.overhead > _SLIGHT else []
+        choices = self._choices(given, effort / 4) if not plans or plans[0].overhead > _SLIGHT else []
         for choice in choices:
             start = before if before and before.joined == choice else None
             with suppress(PlanError):
-                inner = self._joined(choice).candidate(given, effort / 4 / len(choices), start, length)
-                candidate = self._of(inner, choice)
-                if best is None or candidate.overhead < best.overhead:
-                    best = candidate
-        if best is None:
+                plans.append(self._joined(choice).candidate(given, effort / 4 / len(choices), start, length))
+        if not plans:
             raise failure
-        return best
+        return min(plans, key=lambda plan: plan.overhead)
 
     def least(self, effort: float) -> Candidate:
         """About the least budget that a plan exists for."""
-        candidates = [self._of(self._joined(choice).least(self._share * effort), choice) for choice in self._extremes]
+        candidates = [function.least(self._share * effort) for function in self._extremes]
         return min(candidates, key=lambda candidate: candidate.peak)
 
     def leasts(self, effort: float) -> Iterator[Candidate]:
         """The same in several shapes."""
-        for choice in self._extremes:
-            for inner in self._joined(choice).leasts(self._share * effort):
-                yield self._of(inner, choice)
+        for function in self._extremes:
+            yield from function.leasts(self._share * effort)
 
     def uniform(self, effort: float) -> Iterator[Candidate]:
         """With each step of a loop, and each branch, run again by itself; nothing else runs again."""
-        for choice in self._extremes:
-            if choice:
-                yield self._of(self._joined(choice).as_it_is(), choice)
-            for inner in self._joined(choice).uniform(self._share * effort):
-                yield self._of(inner, choice)
+        for function in self._extremes:
+            if function.choice:
+                yield function.as_it_is()
+            yield from function.uniform(self._share * effort)
 
     @property
-    def _extremes(self) -> list[Choice]:
+    def _extremes(self) -> list[_Alone]:
         """Conditionals are as they are; and no branch keeps anything for later ones."""
-        return [(), self._nothing] if self._groups else [()]
+        return [self._alone, self._joined(self._nothing)] if self._groups else [self._alone]
 
     @property
     def _nothing(self) -> Choice:
@@ -138,22 +134,23 @@ class Candidates:
 
     def _joined(self, choice: Choice) -> _Alone:
         if choice not in self._known:
-            self._known[choice] = _Alone(joined(self.flat, choice), self._how)
+            cost = self.plain.program.model_time
+            self._known[choice] = _Alone(joined(self.flat, choice), self._how, choice, cost)
         return self._known[choice]
-
-    def _of(self, inner: Candidate, choice: Choice) -> Candidate:
-        """A plan of the changed function, for this one."""
-        more = self._joined(choice).plain.program.model_time / max(1e-9, self.plain.program.model_time)
-        return replace(inner, overhead=inner.overhead * more, joined=choice)
 
 
 class _Alone:
-    """What makes candidates of one function whose conditionals are left as they are."""
+    """What makes candidates of one function whose conditionals are left as they are.
 
-    def __init__(self, flat: Flat, how: Planning) -> None:
+    They are candidates for what it was before a `choice`, which had the `cost`; None: its own.
+    """
+
+    def __init__(self, flat: Flat, how: Planning, choice: Choice = (), cost: float | None = None) -> None:
         self.flat = flat
         self.how = how
+        self.choice = choice
         self.plain = segment(flat, how.name, how.price)
+        self._more = 1.0 if cost is None else self.plain.program.model_time / max(1e-9, cost)
         self.predicted = peak(self.plain)
         self.loops = Loops(flat, None if how.depth else ())
         self._bodies = _Bodies(how)
@@ -164,19 +161,17 @@ class _Alone:
     def candidate(self, given: int, effort: float, before: Candidate | None, length: int) -> Candidate:
         """The best plan that is found for so many bytes, maybe from one `before`. Raises PlanError if there is none."""
         loops = self.loops.noticed(given)
-        best, failure = None, PlanError("no room for loops")
+        share = _COMPARED if loops.groups else 1.0
+        plans: list[Candidate] = []
+        failure = PlanError("no room for loops")
         for room in loops.rooms(given, self.predicted):
             try:
-                share = _COMPARED if loops.groups else 1.0
-                candidate = self._within(loops, room, given, effort * share, before, length)
+                plans.append(self._within(loops, room, given, effort * share, before, length))
             except PlanError as error:
                 failure = error
-                continue
-            if best is None or candidate.overhead < best.overhead:
-                best = candidate
-        if best is None:
+        if not plans:
             raise failure
-        return best
+        return min(plans, key=lambda plan: plan.overhead)
 
     def as_it_is(self) -> Candidate:
         """Nothing runs again."""
@@ -245,10 +240,10 @@ class _Alone:
             plan = planners.replan(segments.program, given, before.sequence, effort, seed)
         plan = plan or planners.plan(segments.program, max(2, given), effort=effort, seed=seed)
         again = fitted.again + looped.cost + (plan.overhead - 1) * segments.program.model_time
-        overhead = 1 + again / max(1e-9, self.plain.program.model_time)
+        overhead = self._more * (1 + again / max(1e-9, self.plain.program.model_time))
         _, moved = order_with_moves(plan.steps, len(segments.segments))
         segments = with_moves(segments, moved) if moved else segments
-        return Candidate(looped, segments, plan, overhead, fitted, moved=tuple(moved))
+        return Candidate(looped, segments, plan, overhead, fitted, self.choice, tuple(moved))
 
     def _segments(self, flat: Flat) -> Segments:
         if id(flat) not in self._segmented:
