@@ -11,6 +11,7 @@ keeps nothing but the arguments, and the backward pass, which runs it again, is 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -248,22 +249,15 @@ def _mapped(fn: Callable[..., Any], axis: Any, starts: Any, ends: Any) -> Callab
     return jax.vmap(fn, starts, ends, axis_name=axis.name, axis_size=axis.size, spmd_axis_name=spread)
 
 
-@tree_util.register_pytree_node_class
+@partial(tree_util.register_dataclass, data_fields=["arrays"], meta_fields=["places", "number"])
+@dataclass
 class _Kept:
     """What the forward pass keeps: of a number its gradients, otherwise the arguments; or the linear function."""
 
-    def __init__(self, places: tuple[int, ...], number: int | None, arrays: Any) -> None:
-        self.places = places
-        self.number = number
-        """Which result is a number; None: none."""
-        self.arrays = arrays
-
-    def tree_flatten(self) -> tuple[Any, Any]:
-        return (self.arrays,), (self.places, self.number)
-
-    @classmethod
-    def tree_unflatten(cls, about: Any, children: Any) -> _Kept:
-        return cls(*about, *children)
+    places: tuple[int, ...]
+    number: int | None
+    """Which result is a number; None: none."""
+    arrays: Any
 
 
 def _moving(moving: Any, avals: Sequence[Any]) -> tuple[int, ...]:
