@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -23,7 +24,7 @@ from recompute_jax._control.body import Body, choices, is_dot, is_dot_without_ba
 from recompute_jax._control.branches import branch_groups, rewrite_branches
 from recompute_jax._control.groups import Group, groups_of
 from recompute_jax._control.rewrite import rewrite
-from recompute_jax._control.shapes import Part, Shape, shape, smallest, uniform
+from recompute_jax._control.shapes import Shape, shape, smallest, uniform
 from recompute_jax._program.jaxpr import Flat, bind, flatten, read, scan_operands, trace, variables
 from recompute_jax._program.segments import flops
 
@@ -65,30 +66,27 @@ class Looped:
         return tuple([f"scans over {shape.group.length:,} steps: {shape}" for shape in changed])
 
 
-_Known = dict[tuple[tuple[int, tuple[Part, ...]], ...], Looped]
-"""What was made already, by groups and their parts."""
-
-
 class Loops:
     """The groups of scans of a function, or those of them that matter."""
 
-    def __init__(
-        self,
-        flat: Flat,
-        groups: Sequence[Group] | None = None,
-        known: _Known | None = None,
-        split: Split | None = None,
-    ) -> None:
+    def __init__(self, flat: Flat, split: Split | None = None, *, are_left: bool = False) -> None:
+        """`are_left`: no loop is to be changed."""
         self.flat = flat
         self._split = split
-        self.groups = [group for group in groups_of(flat) if len(group.modes) > 1] if groups is None else list(groups)
-        self.size = sum(group.size for group in self.groups)
+        self.groups = [] if are_left else [group for group in groups_of(flat) if len(group.modes) > 1]
+        self._known: dict[Any, Looped] = {}
+        """What was made already, by groups and their parts."""
+
+    @property
+    def size(self) -> int:
         """Bytes of all their stacks."""
-        self._known: _Known = {} if known is None else known
+        return sum(group.size for group in self.groups)
 
     def noticed(self, budget: int) -> Loops:
         """Those that stack a good part of the budget."""
-        return Loops(self.flat, [group for group in self.groups if group.size > _NOTICED * budget], self._known)
+        few = copy(self)
+        few.groups = [group for group in self.groups if group.size > _NOTICED * budget]
+        return few
 
     def rooms(self, given: int, predicted: int) -> list[int]:
         """Bytes that the loops might get of `given`, if the function needs `predicted` as it is."""
@@ -102,8 +100,8 @@ class Loops:
 
     def within(self, room: int) -> Looped:
         """The function with loops that take about so many bytes, or as few as they can."""
-        shares = [max(0, room * group.size // max(1, self.size)) for group in self.groups]
-        return self._looped(tuple(map(shape, self.groups, shares)))
+        total = max(1, self.size)
+        return self._looped(tuple([shape(group, max(0, room * group.size // total)) for group in self.groups]))
 
     def smallest(self) -> Iterator[Looped]:
         """The function with loops in several shapes that take little; the last takes least by their own count."""
@@ -118,7 +116,7 @@ class Loops:
         Then the same of the function with scans within scans in two, where that has less memory or cost.
         """
         known: list[tuple[float, int]] = []
-        for loops in (self, *(Loops(split.flat, split=split) for split in splits(self.flat))):
+        for loops in (self, *(Loops(split.flat, split) for split in splits(self.flat))):
             ways = [uniform(group) for group in loops.groups]
             for place in range(max(map(len, ways), default=0)):
                 shapes = tuple([shapes[min(place, len(shapes) - 1)] for shapes in ways])

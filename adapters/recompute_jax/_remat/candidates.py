@@ -152,7 +152,7 @@ class _Alone:
         self.plain = segment(flat, how.name, how.price)
         self._more = 1.0 if cost is None else self.plain.program.model_time / max(1e-9, cost)
         self.predicted = peak(self.plain)
-        self.loops = Loops(flat, None if how.depth else ())
+        self.loops = Loops(flat, are_left=not how.depth)
         self._bodies = _Bodies(how)
         self._smallest: Candidate | None = None
         self._segmented: dict[int, tuple[Flat, Segments]] = {id(flat): (flat, self.plain)}
