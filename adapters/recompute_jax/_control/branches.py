@@ -136,11 +136,11 @@ def _named(atom: Atom, names: dict[Var, Atom]) -> Atom:
     return names.get(atom, atom) if isinstance(atom, Var) else atom
 
 
-Kept = list[list[int]]
+Kept = tuple[tuple[int, ...], ...]
 """Of each branch the numbers of the values that are kept, in the order of the group's equations."""
 
-Choice = tuple[tuple[int, tuple[tuple[int, ...], ...]], ...]
-"""Groups of a function by number, and for each branch the numbers of the values that are kept."""
+Choice = tuple[tuple[int, Kept], ...]
+"""Groups of a function by number, and what their branches keep."""
 
 _rest: Final = Primitive("recompute_rest")
 _rest.multiple_results = True
@@ -150,13 +150,13 @@ _HARDER: Final = 10  # times the effort of a function's plan: a branch is small,
 
 def kept(group: BranchGroup, room: int, effort: float, seed: int, price: Callable[[Segment], float] | None) -> Kept:
     """What to keep if a branch has so many bytes, or as few as it can do with."""
-    numbers: Kept = []
+    numbers: list[tuple[int, ...]] = []
     for branch in group.branches:
         segments = segment(_together(group, branch), "branch", price)
         order = _order(_with_dear_rest(segments), room, _HARDER * effort / len(group.branches), seed)
         crossing = _crossing(segments, order, branch)
-        numbers.append([at for at, var in enumerate(branch.values) if var in crossing])
-    return numbers
+        numbers.append(tuple([at for at, var in enumerate(branch.values) if var in crossing]))
+    return tuple(numbers)
 
 
 def _together(group: BranchGroup, branch: Branch) -> Flat:
@@ -223,7 +223,7 @@ def _crossing(segments: Segments, order: Sequence[int], branch: Branch) -> set[V
 def joined(flat: Flat, choice: Choice) -> Flat:
     """The function in which the branches of some groups keep this, and run the rest again."""
     groups = branch_groups(flat)
-    return flatten(rewrite_branches(flat, [(groups[at], [*map(list, branches)]) for at, branches in choice]))
+    return flatten(rewrite_branches(flat, [(groups[at], kept) for at, kept in choice]))
 
 
 def rewrite_branches(flat: Flat, choices: Sequence[tuple[BranchGroup, Kept]]) -> ClosedJaxpr:

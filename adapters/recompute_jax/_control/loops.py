@@ -21,7 +21,7 @@ from jax import lax
 from jax.extend.core import ClosedJaxpr, JaxprEqn, Var, jaxpr_as_fun
 
 from recompute_jax._control.body import Body, choices, is_dot, is_dot_without_batch
-from recompute_jax._control.branches import branch_groups, rewrite_branches
+from recompute_jax._control.branches import Kept, branch_groups, rewrite_branches
 from recompute_jax._control.groups import Group, groups_of
 from recompute_jax._control.rewrite import rewrite
 from recompute_jax._control.shapes import Shape, shape, smallest, uniform
@@ -260,12 +260,12 @@ class _Cond:
         made = rewrite_branches(self.flat, [(self.group, kept)])
         return list(jaxpr_as_fun(made)(*[values[place] for place in self._places]))
 
-    def _kept(self, saves: Callable[[JaxprEqn], bool]) -> list[list[int]]:
-        kept: list[list[int]] = []
+    def _kept(self, saves: Callable[[JaxprEqn], bool]) -> Kept:
+        kept: list[tuple[int, ...]] = []
         for branch in self.group.branches if self.group else ():
             products = {var for eqn in branch.equations[0] if saves(eqn) for var in eqn.outvars}
-            kept.append([at for at, var in enumerate(branch.values) if var in products])
-        return kept
+            kept.append(tuple([at for at, var in enumerate(branch.values) if var in products]))
+        return tuple(kept)
 
 
 _Inner = _Scan | _Cond

@@ -123,11 +123,8 @@ class Candidates:
         choices: dict[Choice, None] = {}
         for share in _SHARES:
             room = max(0, int(share * (given - max(0, self.predicted - total))))
-            choice: list[tuple[int, tuple[tuple[int, ...], ...]]] = []
-            for at in noticed:
-                group = self._groups[at]
-                branches = kept(group, room * group.size // total, part, how.seed, how.price)
-                choice.append((at, tuple(map(tuple, branches))))
+            pairs = [(at, self._groups[at]) for at in noticed]
+            choice = [(at, kept(group, room * group.size // total, part, how.seed, how.price)) for at, group in pairs]
             choices[tuple(choice)] = None
         choices[self._nothing] = None
         return list(choices)
