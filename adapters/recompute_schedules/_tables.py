@@ -245,7 +245,8 @@ class UnequalSteps:
         tries[Kind.DEPS, StorageType.RAM] = self._deps(blocks, level, starts, levels.deps_in_ram, 0.0)
         if self.sizes.has_disk:
             back = advance + on_disk[level, :count, 1:blocks][starts] + after(levels.state_on_disk[level])
-            tries[Kind.NOTHING, StorageType.DISK] = back = back + np.float32(prices.read_state)
+            back += np.float32(prices.read_state)
+            tries[Kind.NOTHING, StorageType.DISK] = back
             tries[Kind.STATE, StorageType.DISK] = back + self._waits(prices.write_state, advance)
             waits = self._waits(prices.write_deps, advance[:, 0]) + np.float32(prices.read_deps)
             tries[Kind.DEPS, StorageType.DISK] = self._deps(blocks, level, starts, levels.deps_on_disk, waits)
