@@ -193,8 +193,10 @@ class Program:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("release", ["eager", "ignore", "banish"])
-@pytest.mark.parametrize("policy", ["needed", "dtr-eq", "dtr", "lru"])
+@pytest.mark.parametrize(
+    ("policy", "release"),
+    [("needed", "eager"), ("needed", "ignore"), ("needed", "banish"), ("dtr-eq", "eager"), ("lru", "banish")],
+)
 def test_forks_while_threads_use_the_cache(policy: Any, release: Any) -> None:
     """Whatever four threads are at, a child has all values, and its own threads work on."""
     program = Program(30, 260, policy=policy, release=release)

@@ -93,7 +93,7 @@ def test_it_denoises() -> None:
 
 
 @pytest.mark.parametrize("policy", ["needed", "dtr-eq", "lru"])
-@pytest.mark.parametrize("share", [None, 0.6, 0.3, 0.2])
+@pytest.mark.parametrize("share", [None, 0.6, 0.2])
 def test_a_budget_changes_no_bit(
     small: Any, expected: dict[str, str], peak: int, share: float | None, policy: str
 ) -> None:
@@ -124,11 +124,11 @@ def test_any_order_gives_the_same_bits(made: Any, expected: dict[str, str], peak
 @pytest.mark.slow
 def test_less_memory_is_allocated() -> None:
     """The system sees the budget kept, but for the windows that one convolution copies, and the recipes."""
-    pictures = inference.spoil(inference.load(128))
+    pictures = inference.spoil(inference.load(96))
     weights = inference.learn(pictures)
     plain, free = inference.run_plain(weights, pictures), inference.run(weights, pictures)
     within = inference.run(weights, pictures, free.peak // 4)
-    windows = 132 * 132 * inference.SIZE**2 * 4
+    windows = 100 * 100 * inference.SIZE**2 * 4
     assert plain.digests == free.digests == within.digests
     assert within.peak <= within.budget + within.overshoot
     assert within.traced <= within.budget + within.overshoot + windows + RECIPES

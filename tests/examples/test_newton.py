@@ -157,7 +157,7 @@ def test_it_learns(problem: Any, expected: list[Any]) -> None:
 @pytest.mark.slow
 def test_less_memory_is_allocated() -> None:
     """The system sees the budget kept, but for the recipes, autograd's graph and temporary arrays."""
-    problem = newton.load((96, 96, 96), 1500)
+    problem = newton.load((64, 64), 1000)
     plain, free = newton.run_plain(problem, 1), newton.run(problem, 1)
     within = newton.run(problem, 1, free.peak // 2)
     assert plain.iterates == free.iterates == within.iterates

@@ -349,5 +349,5 @@ def test_foresight_goes_on_after_an_interrupt(marked: bool) -> None:
 
     places = interrupted(0).crossings
     assert places > 500
-    for at in range(1, places, places // 40):
+    for at in range(1, places, places // 20):
         interrupted(at)
