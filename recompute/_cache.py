@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from math import inf
 from re import fullmatch
@@ -139,7 +139,7 @@ class Cache:
             self._story = self._engine.machine.watch = self._engine.memory.story = Story(self._engine.meter, log)
             self._engine.watch()
         self._foresight: Foresight | None = None
-        self._inside = False
+        self._inside: list[_context.Alone] = []
         if foresight and self.policy.name == DEFAULT:
             self._engine.pressed = self._watch
         self._record = None if trace is None else self._start_recording(trace)
@@ -250,8 +250,7 @@ class Cache:
                 foresight="" if self._foresight is None else self._foresight.state,
             )
 
-    @contextmanager
-    def iteration(self) -> Iterator[None]:
+    def iteration(self) -> AbstractContextManager[None]:
         """A round of a program that repeats: a step of training, of a sampler, of a solver.
 
         The cache learns from one round for the next: what is needed when, and what is not needed again. A plan is made
@@ -261,10 +260,11 @@ class Cache:
 
         Raises RuntimeError inside another iteration of this cache.
         """
-        if self._inside:
-            raise RuntimeError("this cache is in an iteration already; one begins when the one before it has ended")
+        return _context.Alone(self._inside, "this cache is in an iteration", self._round)
+
+    @contextmanager
+    def _round(self) -> Iterator[None]:
         foresight = None
-        self._inside = True
         failed = True
         try:
             if self._engine.pressed is not None and self.budget is not None:
@@ -274,7 +274,6 @@ class Cache:
             yield
             failed = False
         finally:
-            self._inside = False
             if foresight is not None:
                 with self._engine.wall:
                     foresight.end(failed=failed)

@@ -1,12 +1,13 @@
-"""The current cache: the innermost `with cache:` of this thread or task, else the default one.
+"""The current cache, that of the innermost `with cache:` of a thread or task, and blocks that are not nested.
 
-Compiled, a block is entered and left without a look for signals in between: none leaves its cache current.
+Compiled, no signal is looked for as a block is entered or left, so that none leaves it open.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from contextlib import AbstractContextManager, ContextDecorator, nullcontext
 from contextvars import ContextVar
 from gc import collect
 from threading import get_ident
@@ -98,6 +99,32 @@ def leave_block(cache: Cache, *exception: object) -> None:
     leave(cache)
     if cache.trace is not None and not is_entered(cache):
         cache.flush()
+
+
+class Alone(ContextDecorator):
+    """A block that is left before it is entered again."""
+
+    def __init__(self, inside: list[Alone], what: str, block: Callable[[], AbstractContextManager[None]]) -> None:
+        self._inside = inside
+        """The block that was entered, if any."""
+        self._what = what
+        self._make = block
+        self._block: AbstractContextManager[None] = nullcontext()
+
+    def __enter__(self) -> None:
+        if self._inside:
+            raise RuntimeError(f"{self._what} already; one begins when the one before it has ended")
+        self._inside.append(self)
+        try:
+            self._block = self._make()
+            self._block.__enter__()
+        except BaseException:
+            self._inside.clear()
+            raise
+
+    def __exit__(self, *exception: Any) -> bool | None:
+        self._inside.clear()
+        return self._block.__exit__(*exception)
 
 
 def within(cache: Cache, function: Callable[..., T], *arguments: Any) -> T:

@@ -668,6 +668,20 @@ def test_no_signal_leaves_a_cache_current() -> None:
         assert rc.current_cache() is before
 
 
+@pytest.mark.skipif(not COMPILED, reason="in the plain form a signal can come before a block has been left")
+@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="there are no timers on this system")
+def test_no_signal_leaves_an_iteration_open() -> None:
+    """Wherever it strikes as one begins and ends, another one can begin."""
+    cache = rc.Cache()
+
+    def work() -> None:
+        with cache.iteration():
+            pass
+
+    for _ in struck(work, 300, 0.0001, Halt):
+        work()
+
+
 @in_plain  # compiled, nothing else can stand for a value
 def test_an_interrupt_is_raised_in_the_thread_that_it_struck() -> None:
     """One that came in a destructor waits for that thread, whoever else uses the cache."""
