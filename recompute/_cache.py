@@ -43,6 +43,26 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+
+class _Iteration(_context.Alone):
+    """A block in which no other one of its cache begins."""
+
+    def __init__(self, inside: list[_context.Alone], make: Callable[[], AbstractContextManager[None]]) -> None:
+        self.inside = inside
+        self._make = make
+
+    def __enter__(self) -> None:
+        if self.inside:
+            raise RuntimeError("this cache is in an iteration already; one begins when the one before it has ended")
+        try:
+            self.inside.append(self)
+            self.block = self._make()
+            self.block.__enter__()
+        except BaseException:
+            self.inside.clear()
+            raise
+
+
 _ATTRIBUTES: Final = frozenset({"_engine", "extend", "_record", "_log", "_foresight", "_inside", "_story"})
 
 
@@ -260,7 +280,7 @@ class Cache:
 
         Raises RuntimeError inside another iteration of this cache.
         """
-        return _context.Alone(self._inside, "this cache is in an iteration", self._round)
+        return _Iteration(self._inside, self._round)
 
     @contextmanager
     def _round(self) -> Iterator[None]:
@@ -374,7 +394,17 @@ class Cache:
 
         return View(self, every)
 
-    __enter__ = _context.enter_block
+    def __enter__(self) -> Cache:
+        self._log.look(self.subscribe)
+        around = _context.times_entered(self)
+        try:
+            _context.enter(self)
+        except BaseException:
+            if _context.times_entered(self) > around:
+                _context.leave(self)
+            raise
+        return self
+
     __exit__ = _context.leave_block
 
     def _start_recording(self, trace: str | os.PathLike[str]) -> Recorder:

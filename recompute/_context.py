@@ -1,13 +1,14 @@
 """The current cache, that of the innermost `with cache:` of a thread or task, and blocks that are not nested.
 
-Compiled, no signal is looked for as a block is entered or left, so that none leaves it open.
+Compiled, no signal is looked for as a block is left, so that none leaves it open. Blocks are entered by functions in
+Python, which take it back if an interrupt comes: Python 3.14 looks for signals after others, before the block begins.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from contextlib import AbstractContextManager, ContextDecorator, nullcontext
+from contextlib import AbstractContextManager, ContextDecorator
 from contextvars import ContextVar
 from gc import collect
 from threading import get_ident
@@ -87,13 +88,6 @@ def is_default(cache: Cache) -> bool:
     return cache in _default
 
 
-def enter_block(cache: Cache) -> Cache:
-    """`Cache.__enter__`."""
-    cache._log.look(cache.subscribe)
-    enter(cache)
-    return cache
-
-
 def leave_block(cache: Cache, *exception: object) -> None:
     """`Cache.__exit__`; what is recorded is a complete file when the outermost block ends."""
     leave(cache)
@@ -102,29 +96,15 @@ def leave_block(cache: Cache, *exception: object) -> None:
 
 
 class Alone(ContextDecorator):
-    """A block that is left before it is entered again."""
+    """A block that is left before it is entered again; `Cache.iteration` has `__enter__`."""
 
-    def __init__(self, inside: list[Alone], what: str, block: Callable[[], AbstractContextManager[None]]) -> None:
-        self._inside = inside
-        """The block that was entered, if any."""
-        self._what = what
-        self._make = block
-        self._block: AbstractContextManager[None] = nullcontext()
-
-    def __enter__(self) -> None:
-        if self._inside:
-            raise RuntimeError(f"{self._what} already; one begins when the one before it has ended")
-        self._inside.append(self)
-        try:
-            self._block = self._make()
-            self._block.__enter__()
-        except BaseException:
-            self._inside.clear()
-            raise
+    inside: list[Alone]
+    """The block that was entered, if any."""
+    block: AbstractContextManager[None]
 
     def __exit__(self, *exception: Any) -> bool | None:
-        self._inside.clear()
-        return self._block.__exit__(*exception)
+        self.inside.clear()
+        return self.block.__exit__(*exception)
 
 
 def within(cache: Cache, function: Callable[..., T], *arguments: Any) -> T:
@@ -166,7 +146,12 @@ def leave(cache: Cache) -> None:
 
 def is_entered(cache: Cache) -> bool:
     """Whether a `with cache:` is around this."""
-    return cache in _entered.get() or cache in (_inner() or ())
+    return times_entered(cache) > 0
+
+
+def times_entered(cache: Cache) -> int:
+    """How many are."""
+    return _entered.get().count(cache) + (_inner() or []).count(cache)
 
 
 def _change(entered: tuple[Cache, ...], interrupted: tuple[Cache, ...]) -> None:

@@ -350,7 +350,6 @@ def test_the_policy_is_a_leaf() -> None:
 ADAPTERS = sorted((HOUSE.parent / "adapters").rglob("*.py"))
 
 INSPECTED = {
-    "_context": "_log",  # of a cache: whether it is to listen is looked up when the cache is entered
     "_engine.results": "_reads_outline",  # of the class of a Recomputable
     "_handle": "_class_of_results",  # what is made of instances of a subclass of Recomputable
     "testing._invariants": "_missing _missing_bytes _needed_by _needs",  # are a policy's sums what they should be?
