@@ -89,7 +89,7 @@ def is_default(cache: Cache) -> bool:
 
 
 def leave_block(cache: Cache, *exception: object) -> None:
-    """`Cache.__exit__`; what is recorded is a complete file when the outermost block ends."""
+    """`Cache.__exit__`: when the outermost block ends, the trace becomes a complete file."""
     leave(cache)
     if cache.trace is not None and not is_entered(cache):
         cache.flush()
@@ -108,7 +108,7 @@ class Alone(ContextDecorator):
 
 
 def within(cache: Cache, function: Callable[..., T], *arguments: Any) -> T:
-    """What a function gives in a block of this cache that no recording sees."""
+    """Call a function while the cache is the current one; its trace goes on."""
     enter(cache)
     try:
         return function(*arguments)
