@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Final
 
 from recompute._pictures.bars import Bar, How, Moment, bars, large
@@ -158,30 +159,42 @@ def _draw_bars(axes: Any, ends: Sequence[tuple[Bar, float, float]], rows: Mappin
 
 def _draw_image(axes: Any, ends: Sequence[tuple[Bar, float, float]], rows: Mapping[int, int]) -> None:
     """One image: a pixel is the stronger, the more of the values it stands for are in memory; none is left out."""
-    import numpy as np  # comes with matplotlib
     from matplotlib.colors import to_rgb
 
     height, width = min(_PIXELS[0], len(rows)), _PIXELS[1]
     right_most = ceiling(axes.get_xlim()[1])
-    values = np.bincount([row * height // len(rows) for row in range(len(rows))])  # that each row of pixels stands for
-    changes = {how: np.zeros((height, width + 1)) for how in _HOW}
+    values = [0] * height  # row of pixels -> the values that it stands for
+    for row in range(len(rows)):
+        values[row * height // len(rows)] += 1
+    hows = list(_HOW)
+    changes = [[[0] * (width + 1) for _ in hows] for _ in values]
     for bar, left, right in ends:
-        change = changes[bar.how][rows[bar.storage] * height // len(rows)]
         start = min(width - 1, int(left / right_most * width))
+        change = changes[rows[bar.storage] * height // len(rows)][hows.index(bar.how)]
         change[start] += 1
         change[max(start + 1, min(width, round(right / right_most * width)))] -= 1
-    image = np.ones((height, width, 3))  # white, with each colour in turn laid over it
-    for how, (colour, _) in _HOW.items():
-        share = np.cumsum(changes[how], axis=1)[:, :width, None] / values[:, None, None]
-        strength = np.where(share > 0, 0.35 + 0.65 * np.minimum(1.0, share), 0.0)
-        image = image * (1 - strength) + np.array(to_rgb(colour)) * strength
+    colours = [to_rgb(colour) for colour, _ in _HOW.values()]
+    image: list[list[list[int]]] = []
+    for count, change_of in zip(values, changes, strict=True):
+        there = list(zip(*(accumulate(change[:width]) for change in change_of), strict=True))
+        pixel = {there_now: _mixed([number / count for number in there_now], colours) for there_now in set(there)}
+        image.append([pixel[there_now] for there_now in there])
     axes.imshow(
-        np.rint(255 * image).astype(np.uint8),
+        image,
         extent=(0, right_most, -0.5, len(rows) - 0.5),
         origin="lower",
         aspect="auto",
         interpolation="nearest",
     )
+
+
+def _mixed(shares: Iterable[float], colours: Iterable[Sequence[float]]) -> list[int]:
+    """White, with each colour in turn laid over it: the stronger, the greater its share."""
+    channels = [1.0, 1.0, 1.0]
+    for share, colour in zip(shares, colours, strict=True):
+        strength = 0.35 + 0.65 * min(1.0, share) if share else 0.0
+        channels = [below * (1 - strength) + ink * strength for below, ink in zip(channels, colour, strict=True)]
+    return [round(255 * channel) for channel in channels]
 
 
 def _draw_legend(axes: Any, drawn: Iterable[Bar]) -> None:
