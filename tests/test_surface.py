@@ -340,6 +340,20 @@ def test_who_imports_the_engine() -> None:
         assert not private, f"{path} imports {private}"
 
 
+FRAMEWORKS = {"autograd", "cupy", "dask", "jax", "numpy", "pandas", "tensorflow", "torch"}
+
+
+def test_the_core_imports_no_framework() -> None:
+    """Not in functions, either: adapters know them."""
+    for name, tree in TREES.items():
+        for node in ast.walk(tree):
+            modules = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            if isinstance(node, ast.ImportFrom) and not node.level:
+                modules.append(node.module or "")
+            found = FRAMEWORKS.intersection(module.partition(".")[0] for module in modules)
+            assert not found, f"{name} imports {found}"
+
+
 def test_the_policy_is_a_leaf() -> None:
     """Numbers in, victim out: it knows nothing of the engine."""
     for name in LAYERS["policy"].split():

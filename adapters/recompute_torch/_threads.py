@@ -35,7 +35,7 @@ class Surroundings:
     def __init__(self, *surrounded: Surrounded) -> None:
         self._surrounded = surrounded
         self._times = 0
-        self._there: list[tuple[Any, str, Any, Any]] = []  # owner, name, what was there before, what is there now
+        self._there: list[tuple[Any, str, Any, Any]] = []  # owner, name, the function before, ours
 
     def open(self) -> None:
         """One block more is open."""

@@ -77,7 +77,7 @@ class Pool:
     used: int = 0
     """Bytes that are resident."""
     fixed: int = 0
-    """Of these, what is locked."""
+    """Those of them that are locked."""
     peak: int = 0
 
 

@@ -131,7 +131,7 @@ def _cost(equations: Sequence[JaxprEqn]) -> float:
 
 
 _LEVELS: Final = 4  # ways to tell which equations are dear
-_MOST_FLOW: Final = 2**30  # that SciPy can add up: what is more bytes is counted in larger units
+_MOST_FLOW: Final = 2**30  # SciPy adds up in 32 bits: more bytes are counted in larger units
 
 
 def choices(body: Body, read: Sequence[Var], kept: Collection[Var], *, alone: bool = False) -> list[frozenset[Var]]:

@@ -204,7 +204,7 @@ bool may_throw() { return inside > 0 && !lenient; }
 
 thread_local const Books* joined = nullptr;  // of the block that this thread was told to take part in; null: it was not
 
-bool has_left() { return joined && joined != count.open; }  // nobody could tell this thread that its block has ended
+bool has_left() { return joined && joined != count.open; }  // this thread was not told that its block has ended
 
 bool takes_part() {  // or helps one that does, or another one: whom, nobody knows
   return inside || at::in_parallel_region() || (c10::impl::tls_is_dispatch_key_included(KEY) && !has_left());
