@@ -7,15 +7,16 @@ Python, which take it back if an interrupt comes: Python 3.14 looks for signals 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, ContextDecorator
 from contextvars import ContextVar
 from gc import collect
 from threading import get_ident
 from types import FrameType
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 from weakref import WeakKeyDictionary
 
+from recompute._interrupts import is_interrupt
 from recompute.text import outside, warn
 
 if TYPE_CHECKING:
@@ -105,6 +106,47 @@ class Alone(ContextDecorator):
     def __exit__(self, *exception: Any) -> bool | None:
         self.inside.clear()
         return self.block.__exit__(*exception)
+
+
+class InSteps(Protocol):
+    """A block that `leave_in_steps` leaves."""
+
+    def leaving(self) -> Iterable[Callable[[], object]]:
+        """The steps: functions that may be called again where an interrupt cuts them short. This changes nothing."""
+
+
+def leave_in_steps(block: InSteps, *exception: object) -> None:
+    """`__exit__` of a block, and what undoes an `__enter__` that fails: all steps are done, whatever is raised.
+
+    A step that an interrupt cuts short is done again. Raises the first error or interrupt in the end.
+    """
+    raised: list[BaseException] = []
+    for step in _whole(block.leaving, raised) or ():
+        _whole(step, raised)
+    if raised:
+        raise raised.pop(0)
+
+
+_MOST: Final = 100
+"""Interrupts of a step after which it is given up: it may raise that itself."""
+
+
+def _whole(step: Callable[[], T], raised: list[BaseException]) -> T | None:
+    for _ in range(_MOST):
+        try:
+            return step()
+        except BaseException as error:
+            raised.append(error)
+            if not _interrupted(error):
+                break
+    return None
+
+
+def _interrupted(error: BaseException) -> bool:
+    try:
+        return not isinstance(error, Exception) or is_interrupt(error)
+    except BaseException:  # by another one
+        return True
 
 
 def within(cache: Cache, function: Callable[..., T], *arguments: Any) -> T:

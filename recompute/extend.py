@@ -15,6 +15,7 @@ The rest is types, for annotations and comparisons, and
     node_of                               the value that a Recomputable refers to
     outline_of, forget_outline            what an adapter wanted to know of an evicted value
     is_interrupt                          whether an error is from the handler of a signal: let it pass
+    leave_in_steps                        `__exit__` of a block that no interrupt leaves half open
     RLock                                 threading's, that no such error leaves acquired in Python 3.14 either
     Generators                            how the states of generators of random numbers are saved and set again
     Tier, Store, Link                     a tier of your own for evicted values
@@ -28,6 +29,7 @@ from typing import Any
 from recompute._adapters.adapter import kinds
 from recompute._adapters.generators import Generators
 from recompute._background import BackgroundThread
+from recompute._context import InSteps, leave_in_steps
 from recompute._engine import requests
 from recompute._engine.advice import Advice
 from recompute._engine.arguments import Changeable, Container, Outputs, bound, pack
@@ -110,6 +112,7 @@ __all__ = [
     "Generators",
     "HandleOf",
     "Held",
+    "InSteps",
     "Link",
     "Load",
     "Operation",
@@ -134,6 +137,7 @@ __all__ = [
     "identity",
     "is_array",
     "is_interrupt",
+    "leave_in_steps",
     "node_of",
     "outline_of",
     "outlive",

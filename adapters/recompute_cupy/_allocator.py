@@ -8,12 +8,13 @@ and evicting runs no function of the user's.
 from __future__ import annotations
 
 import gc
+from collections.abc import Callable, Iterable
 from typing import Any, Final, Protocol
 
 import cupy  # type: ignore[import-untyped, import-not-found, unused-ignore]  # no types, or not here
 
 import recompute as rc
-from recompute.extend import RLock
+from recompute.extend import RLock, leave_in_steps
 from recompute.text import parse_budget
 from recompute_cupy import _devices
 from recompute_cupy._adapter import Memory
@@ -63,7 +64,7 @@ class Allocator:
         self._fraction = fraction
         self._limit = limit
         self._limits: dict[int, int] = {}  # of the pool, by device, before this one set them
-        self._before: Any = None  # the allocator
+        self._before: Any = cupy.cuda.get_allocator()
         self._room = RLock()  # one thread at a time makes room: others would take it
         self._making = False
 
@@ -98,30 +99,29 @@ class Allocator:
         with _installing:
             if not self.installed:
                 return
-            if cupy.cuda.get_allocator() != self.malloc:
+            if cupy.cuda.get_allocator() == self.malloc:
+                cupy.cuda.set_allocator(self._before)
+            elif cupy.cuda.get_allocator() != self._before:
                 raise RuntimeError(
                     "another allocator was set after recompute_cupy.install(); first set back the one it replaced"
                 )
-            cupy.cuda.set_allocator(self._before)
-            _installed = None
             for device, limit in self._limits.items():
                 with _devices.on(device):
                     self.pool.set_limit(size=limit)
+            _installed = None
 
     def __enter__(self) -> Allocator:
         return self
 
-    def __exit__(self, *exception: object) -> None:
-        self.uninstall()
+    def leaving(self) -> Iterable[Callable[[], object]]:
+        """What ends the block: see `recompute.extend.leave_in_steps`."""
+        return (self.uninstall,)
+
+    __exit__ = leave_in_steps
 
     def _install(self) -> None:
-        self._before = cupy.cuda.get_allocator()
         cupy.cuda.set_allocator(self.malloc)
-        try:
-            self._set_limit(_devices.current())
-        except BaseException:
-            cupy.cuda.set_allocator(self._before)
-            raise
+        self._set_limit(_devices.current())
 
     def _set_limit(self, device: int) -> None:
         """Limit the pool on a device that is used for the first time."""
@@ -265,8 +265,12 @@ def install(
         if _installed is not None:
             raise RuntimeError(f"{_installed!r} is installed already; recompute_cupy.uninstall() it first")
         allocator = Allocator(cache, cupy.get_default_memory_pool() if pool is None else pool, fraction, most)
-        allocator._install()
         _installed = allocator
+        try:
+            allocator._install()
+        except BaseException:
+            leave_in_steps(allocator)
+            raise
     return allocator
 
 

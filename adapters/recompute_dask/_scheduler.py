@@ -8,9 +8,10 @@ from __future__ import annotations
 import re
 import sys
 from collections import deque
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import partial
 from math import inf
 from typing import Any, Final
 from weakref import WeakSet
@@ -24,6 +25,7 @@ from dask.threaded import get as get_threaded
 
 import recompute as rc
 from recompute import extend
+from recompute.extend import leave_in_steps
 from recompute.text import List, Table, format_bytes, seconds
 from recompute_dask._metadata import Metadata, graph_of
 from recompute_dask._opened import Join, opened
@@ -97,17 +99,24 @@ class budget:  # reads as a function: with rd.budget("4GB") as block:
         self._begin()
 
     def _begin(self) -> None:
-        self._set = dask.config.set(self._settings)
-        _blocks.add(self)
+        self._set = dask.config.set({})
+        try:
+            self._set.__init__(self._settings)  # type: ignore[misc]  # it knows what to undo from its first change on
+            _blocks.add(self)
+        except BaseException:
+            leave_in_steps(self)
+            raise
 
     def __enter__(self) -> budget:
         if self not in _blocks:
             self._begin()
         return self
 
-    def __exit__(self, *exception: object) -> None:
-        _blocks.discard(self)
-        self._set.__exit__(*exception)
+    def leaving(self) -> Iterable[Callable[[], object]]:
+        """What ends the block, in steps that can be done again: see `leave_in_steps`."""
+        return partial(_blocks.discard, self), partial(self._set.__exit__, None, None, None)
+
+    __exit__ = leave_in_steps
 
     @property
     def budget(self) -> Any:

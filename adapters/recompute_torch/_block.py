@@ -15,7 +15,12 @@ import torch
 from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_code_exec_strategy
 from torch._subclasses import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import (
+    TorchDispatchMode,
+    _get_current_dispatch_mode_stack,
+    is_in_torch_dispatch_mode,
+)
+from torch.utils._python_dispatch import is_in_any_mode_without_ignore_compile_internals as is_in_any_mode
 
 import recompute as rc
 from recompute.extend import Counts, Settings
@@ -186,26 +191,37 @@ class budget(Block):
         """The first thread enters."""
         if self._tracker.closed:
             raise RuntimeError(ENTERED_ONCE)
-        GUARDS.open()
+        GUARDS.open(self)
         if self.cache.budget is not None and self._tracker.floor is None:
             self._tracker.floor = self._tracker.floor_now()
 
     def _take_part(self) -> None:
-        self._here.mode = self._mode(self._tracker)
-        self._here.mode.__enter__()
+        here = self._here
+        if here.mode is None:
+            here.flags = is_in_torch_dispatch_mode(), is_in_torch_dispatch_mode(False), is_in_any_mode()
+            here.mode = self._mode(self._tracker)
+            here.mode.__enter__()
         self._interrupts.hold()
 
     def _step_out(self) -> None:
-        mode, self._here.mode = getattr(self._here, "mode", None), None
-        if mode is not None:
-            mode.__exit__(None, None, None)
+        here = self._here
+        if here.mode is None:
+            return
+        mode: Any = here.mode
+        mode.old_dispatch_mode_flags = [here.flags[0]]
+        mode.old_non_infra_dispatch_mode_flags = [here.flags[1]]
+        mode.old_without_ignore_compile_internals_dispatch_mode_flags = [here.flags[2]]
+        if all(one is not mode for one in _get_current_dispatch_mode_stack()):  # an interrupt came on the way in or out
+            torch._C._push_on_torch_dispatch_stack(mode)
+        mode.__exit__(None, None, None)
+        here.mode = None
 
     def _close(self) -> None:
         try:
             self.cache.next_iteration(last=True)
             self._tracker.leave()
         finally:
-            GUARDS.close()
+            GUARDS.close(self)
 
     def _after_fork(self) -> None:
         """In a child process."""

@@ -5,18 +5,17 @@ from __future__ import annotations
 import os
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from threading import Thread, local
 from time import perf_counter
-from types import TracebackType
 from typing import Any, ClassVar, Final, Literal, Self
 from weakref import WeakSet, ref
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from recompute.extend import Counts, RLock
+from recompute.extend import Counts, RLock, leave_in_steps
 from recompute_torch._report import Report, Step
 from recompute_torch._threads import Interrupts, Surroundings, starting
 
@@ -106,6 +105,21 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_choosing._at_fork_reinit)  # another thread may have had it
 
 
+class _Here(local):
+    """What a thread knows of a block."""
+
+    entries: tuple[object, ...] = ()
+    """Of `_entrances`, those that are this thread's."""
+    joined = False
+    """A thread that takes part has started this one."""
+    aside = False
+    """It takes no part while it is in another block."""
+    others: Sequence[Block] = ()
+    """Those that take no part while it is in this one."""
+    mode: Any = None
+    flags: tuple[bool, ...] = ()
+
+
 class Block(ABC):
     """Entered by any number of threads, and left when the last one leaves; threads that these start take part.
 
@@ -121,8 +135,8 @@ class Block(ABC):
         self._listeners: list[Callable[[Step], Any]] = []
         self._steps: deque[Step] = deque(maxlen=_MAX_STEPS)
         self._interrupts = Interrupts()
-        self._here = local()
-        self._times_entered = 0
+        self._here = _Here()
+        self._entrances: set[object] = set()  # one object for each time that a thread has entered and not left
         self._hooks: list[Any] = []
         self._optimizer: ref[torch.optim.Optimizer] | None = None
         self._lock = RLock()
@@ -130,115 +144,101 @@ class Block(ABC):
     # Entering and leaving
 
     def __enter__(self) -> Self:
-        around: list[Block] = getattr(current, "blocks", [])
-        if any(block is not self for block in around):
+        if any(block is not self for block in getattr(current, "blocks", ())):
             raise RuntimeError(
                 "a budget block is open in this thread already, and tensors can belong to one only; "
                 "to change its budget, set block.budget"
             )
-        if not around:  # it may have been started in another block, which it leaves for a while
-            self._here.others = [block for block in open_blocks() if block is not self and block._step_aside()]
-        first = False
+        here, entry = self._here, object()
         try:
+            if not here.entries:  # it may have been started in another block, which it leaves for a while
+                here.others = [block for block in open_blocks() if block is not self and block._is_here()]
+            here.entries += (entry,)
+            for block in here.others:
+                block._step_aside()
             with self._lock:
-                first = not self._times_entered
-                if first:
+                if not self._entrances:
                     self._open()
                     self._lap = 0, perf_counter(), self._counts()
                     with _choosing:
                         blocks.add(self)
-                        _threads.open()
+                        _threads.open(self)
                         _watch_optimizers()
-                self._times_entered += 1
-                self._begin()
-            current.blocks = [*around, self]
+                self._entrances.add(entry)
+                self._take_part()
+            current.blocks = [self] * len(here.entries)
         except BaseException:
-            current.blocks = around
-            if first:
-                self._take_back()
-            self._let_others_go_on()
+            if entry in here.entries:
+                leave_in_steps(self)
             raise
         return self
 
-    def _take_back(self) -> None:
-        """An interrupt came as the first thread entered: nobody is in."""
-        with self._lock:
-            self._times_entered = 0
-            if self._is_here():
-                self._here.times = 0
-                self._step_out()
-            if self in blocks:
-                self._wind_up()
+    __exit__ = leave_in_steps
 
-    def _step_aside(self) -> bool:
-        """This thread takes part no longer, until `_go_on`; False: it does not anyway."""
-        here = self._here
-        if not self._is_here():
-            return False
-        here.aside, here.times = here.times, 0
+    def leaving(self) -> Iterable[Callable[[], object]]:
+        """What ends the innermost entry of this thread, in steps that can be done again: see `leave_in_steps`."""
+        *rest, entry = self._here.entries
+        return (
+            partial(self._leave, entry, tuple(rest)),
+            partial(setattr, current, "blocks", [self] * len(rest)),
+            self._let_others_go_on,
+            self._interrupts.deliver,
+        )
+
+    def _leave(self, entry: object, rest: tuple[object, ...]) -> None:
+        with self._lock:
+            self._here.entries = rest
+            self._entrances.discard(entry)
+            if not self._is_here():
+                self._step_out()
+            try:
+                if not self._entrances:
+                    self._wind_up()
+            finally:
+                if not self._is_here():
+                    self._interrupts.release()
+
+    def _step_aside(self) -> None:
+        """This thread takes part no longer, until `_go_on`."""
+        self._here.aside = True
         self._step_out()
-        return True
 
     def _go_on(self) -> None:
-        here = self._here
-        if self in blocks:
-            here.times = here.aside
+        self._here.aside = False
+        if self in blocks and self._is_here():
             self._take_part()
 
     def _let_others_go_on(self) -> None:
-        if not getattr(current, "blocks", None):
-            others, self._here.others = self._here.others, []
-            for block in others:
+        if not self._here.entries:
+            for block in self._here.others:
                 block._go_on()
+            self._here.others = ()
 
     def _join(self) -> Callable[[], object]:
         """A thread has been started. What it does last: a mode that goes with a thread asks for the interpreter."""
         with self._lock:
-            if self._times_entered:
-                self._begin()
+            if self._entrances:
+                self._here.joined = True
+                self._take_part()
         return self._step_aside
 
     def _is_here(self) -> bool:
         """Whether this thread takes part."""
-        return getattr(self._here, "times", 0) > 0
-
-    def _begin(self) -> None:
-        """This thread takes part, as long as it has not ended as often as it has begun."""
         here = self._here
-        here.times = getattr(here, "times", 0) + 1
-        if here.times == 1:
-            self._take_part()
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        current.blocks = current.blocks[:-1]
-        with self._lock:
-            self._here.times -= 1
-            if not self._here.times:
-                self._step_out()
-            self._times_entered -= 1
-            try:
-                if not self._times_entered:
-                    self._wind_up()
-            finally:
-                if not self._here.times:
-                    self._interrupts.release()
-                self._let_others_go_on()
-                self._interrupts.deliver()
+        return bool(here.joined or here.entries) and not here.aside
 
     def _wind_up(self) -> None:
-        """The last thread leaves."""
+        """The last thread leaves, or an interrupt came as the first one entered."""
         try:
             self._close()
         finally:
-            for hook in self._hooks:
-                hook.remove()
+            while self._hooks:
+                self._hooks[-1].remove()
+                self._hooks.pop()
             with _choosing:
-                if self in blocks:  # else an interrupt came as it was entered
-                    _threads.close()
-                    blocks.discard(self)
-                    _watch_optimizers()
+                _threads.close(self)
+                blocks.discard(self)
+                _watch_optimizers()
 
     @abstractmethod
     def _open(self) -> None:
@@ -246,11 +246,11 @@ class Block(ABC):
 
     @abstractmethod
     def _close(self) -> None:
-        """The last thread has left."""
+        """The last thread has left. May be called again, as all of these."""
 
     @abstractmethod
     def _take_part(self) -> None:
-        """Operators of this thread are tracked."""
+        """Operators of this thread are tracked, if they are not yet."""
 
     @abstractmethod
     def _step_out(self) -> None:

@@ -30,36 +30,36 @@ if hasattr(os, "register_at_fork"):
 
 
 class Surroundings:
-    """Functions of others that are replaced, from `open` to as many calls of `close`."""
+    """Functions of others that are replaced while any block is open."""
 
     def __init__(self, *surrounded: Surrounded) -> None:
         self._surrounded = surrounded
-        self._times = 0
+        self._blocks: set[object] = set()
         self._there: list[tuple[Any, str, Any, Any]] = []  # owner, name, the function before, ours
 
-    def open(self) -> None:
-        """One block more is open."""
+    def open(self, block: object) -> None:
+        """This one is open."""
         with _surrounding:
-            self._times += 1
-            if self._times == 1:
+            self._blocks.add(block)
+            if not self._there:
                 for owner, names, surround in self._surrounded:
                     for name in names:
                         ours = surround(getattr(owner, name))
                         self._there.append((owner, name, vars(owner).get(name), ours))
                         setattr(owner, name, ours)
 
-    def close(self) -> None:
-        """One block less is open."""
+    def close(self, block: object) -> None:
+        """This one is not. Can be called again, after an interrupt."""
         with _surrounding:
-            self._times -= 1
-            while self._there and not self._times:
-                owner, name, before, ours = self._there.pop()
-                if vars(owner).get(name) is not ours:  # it is wrapped in turn
-                    continue
-                if before is None:  # it is inherited
-                    delattr(owner, name)
-                else:
-                    setattr(owner, name, before)
+            self._blocks.discard(block)
+            while self._there and not self._blocks:
+                owner, name, before, ours = self._there[-1]
+                if vars(owner).get(name) is ours:  # else it is wrapped in turn
+                    if before is None:  # it is inherited
+                        delattr(owner, name)
+                    else:
+                        setattr(owner, name, before)
+                self._there.pop()
 
 
 def starting(ask: Callable[[], list[Callable[[], Callable[[], object]]]], start: Callable[..., Any]) -> Any:
@@ -107,7 +107,8 @@ class Interrupts:
 
     def hold(self) -> None:
         """Begin to hold them. Python gives signals to the main thread alone: in others, nothing is to be done."""
-        if current_thread() is main_thread() and callable(before := signal.getsignal(signal.SIGINT)):
+        before = signal.getsignal(signal.SIGINT)
+        if current_thread() is main_thread() and callable(before) and before != self._arrived:
             self._before = before
             signal.signal(signal.SIGINT, self._arrived)
 

@@ -1389,7 +1389,7 @@ def test_a_clone_that_waits_for_a_write() -> None:
         assert torch.equal(y, x * 2 + 1)
 
 
-@pytest.mark.parametrize("where", ["rm_open", "_take_part", "_begin"])
+@pytest.mark.parametrize("where", ["rm_open", "_open", "_take_part"])
 def test_an_interrupt_as_a_block_is_entered(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The block is not open afterwards, and the next one is native, too."""
 

@@ -7,9 +7,8 @@ Nothing of JAX is patched.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import ExitStack
-from functools import lru_cache
+from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache, partial
 from typing import Any, Final, Self
 
 import jax
@@ -19,7 +18,7 @@ from jax.extend import source_info_util
 from jax.extend.core import ClosedJaxpr, Primitive, find_top_trace, set_current_trace, take_current_trace
 
 import recompute as rc
-from recompute.extend import EVICTED, Value, node_of
+from recompute.extend import EVICTED, Value, leave_in_steps, node_of
 from recompute_jax._eager.evaluate import Run, place_of_caller
 from recompute_jax._eager.kernels import EVAL, prepared
 from recompute_jax._program.jaxpr import lifted, refuse_ref
@@ -51,7 +50,6 @@ class budget:
     def __init__(self, budget: Any = None, **options: Any) -> None:
         self.cache: Final = rc.Cache(budget, **options)
         self._trace = _Trace(self.cache)
-        self._open: list[ExitStack] = []
 
     def __enter__(self) -> Self:
         with take_current_trace() as around:
@@ -61,16 +59,25 @@ class budget:
                 "a budget block cannot be opened while JAX traces (inside of jax.jit, grad, vmap, scan and the like): "
                 "open it around them, or use recompute_jax.planned there"
             )
-        with ExitStack() as stack:
-            stack.enter_context(self.cache)
-            stack.enter_context(set_current_trace(self._trace))  # type: ignore[no-untyped-call]  # JAX's
-            self._trace.depth += 1
-            self._open.append(stack.pop_all())
+        self.cache.__enter__()
+        try:
+            self._trace.around.append(around)
+            set_current_trace(self._trace).__enter__()  # type: ignore[no-untyped-call]  # JAX's
+        except BaseException:
+            leave_in_steps(self)
+            raise
         return self
 
-    def __exit__(self, *exception: object) -> None:
-        self._trace.depth -= 1
-        self._open.pop().close()
+    def leaving(self) -> Iterable[Callable[[], object]]:
+        """What ends the innermost entry, in steps that can be done again: see `leave_in_steps`."""
+        entries = self._trace.around
+        return (
+            set_current_trace(entries[-1]).__enter__,  # type: ignore[no-untyped-call]  # JAX's
+            partial(entries.__delitem__, slice(len(entries) - 1, None)),
+            self.cache.__exit__,
+        )
+
+    __exit__ = leave_in_steps
 
     @property
     def budget(self) -> Any:
@@ -115,7 +122,7 @@ class Live(jax.core.Tracer):  # type: ignore[type-arg]  # at run time it takes n
 
     def full_lower(self) -> Any:
         """Itself, or the array: after the block, in another thread, and in a function that an operation calls."""
-        is_within = self._trace.depth and find_top_trace(()) is not EVAL  # type: ignore[no-untyped-call]  # JAX's
+        is_within = self._trace.around and find_top_trace(()) is not EVAL  # type: ignore[no-untyped-call]  # JAX's
         return self if is_within else self.handle.get()
 
     def __array__(self, *args: Any, **kwargs: Any) -> Any:
@@ -179,13 +186,13 @@ shard_arg_handlers[Live] = _placed
 class _Trace(jax.core.Trace):
     """Runs what JAX is asked for inside a block."""
 
-    __slots__ = ("_most", "_sources", "cache", "depth")
+    __slots__ = ("_most", "_sources", "around", "cache")
 
     def __init__(self, cache: rc.Cache) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # JAX's
         self.cache = cache
-        self.depth = 0
-        """How often the block is entered."""
+        self.around: list[Any] = []
+        """What was current before, for each time that the block is entered."""
         self._sources: dict[int, Value] = {}
         """By id of an array: its source, which is empty once nothing needs it."""
         self._most = _FEW

@@ -22,7 +22,7 @@ import torch
 
 import recompute as rc
 from recompute import policies, text
-from recompute.extend import Counts, PoolStats, Recomputed, RLock
+from recompute.extend import Counts, PoolStats, Recomputed, RLock, leave_in_steps
 from recompute.text import format_bytes, parse_budget, seconds
 from recompute_torch._blocks import CURE, ENTERED_ONCE, OTHERS, Block, open_blocks
 from recompute_torch._holders import KINDS, Held, Holders, Parts, needs, warn
@@ -122,19 +122,25 @@ class NativeBudget(Block):
         super().__init__()
 
     def __enter__(self) -> Self:
-        with _entering:
-            if self._state == "new" and self._instead is not None and load.is_open():
-                load.say_once("another block of this process is below Python")
-                other, listeners = self._instead(), self._listeners
-                self.__class__ = type(other)  # type: ignore[assignment]  # both are blocks
-                self.__dict__ = other.__dict__
-                self._listeners = listeners
-                return self.__enter__()  # that of the other class
-            return super().__enter__()
+        times = len(self._here.entries)
+        try:
+            with _entering:
+                if self._state == "new" and self._instead is not None and load.is_open():
+                    load.say_once("another block of this process is below Python")
+                    other, listeners = self._instead(), self._listeners
+                    self.__class__ = type(other)  # type: ignore[assignment]  # both are blocks
+                    self.__dict__ = other.__dict__
+                    self._listeners = listeners
+                    return self.__enter__()  # that of the other class
+                return super().__enter__()
+        except BaseException:
+            if len(self._here.entries) > times:  # an interrupt has come since
+                leave_in_steps(self)
+            raise
 
-    def __exit__(self, *error: Any) -> None:
+    def _leave(self, entry: object, rest: tuple[object, ...]) -> None:
         with _entering:
-            Block.__exit__(self, *error)  # not `super()`: it may be one of the other class by now
+            super()._leave(entry, rest)
 
     def _open(self) -> None:
         if self._state != "new":
@@ -169,13 +175,13 @@ class NativeBudget(Block):
         self._library.rm_take_part(0)
 
     def _close(self) -> None:
-        try:
-            failed, text = load.calling(self._library.rm_close)
-            self._final = load.figures(self._library)
-            self._repeated = load.repeated(self._library)
-        finally:
-            self._state = "over"
-            load.closed(self)
+        if load.open_block is not self:
+            return
+        failed, text = load.calling(self._library.rm_close)
+        self._final = load.figures(self._library)
+        self._repeated = load.repeated(self._library)
+        self._state = "over"
+        load.closed(self)
         if failed:
             raise RuntimeError(f"tensors could not be brought back at the end of the block: {text}")
 

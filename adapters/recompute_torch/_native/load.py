@@ -120,7 +120,7 @@ open_block: Any = None
 
 def is_open() -> bool:
     """Whether one is, and a thread is in it."""
-    return open_block is not None and open_block._times_entered > 0
+    return open_block is not None and bool(open_block._entrances)
 
 
 def opened(block: object) -> None:
