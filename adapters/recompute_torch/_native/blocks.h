@@ -124,3 +124,53 @@ class Blocks {
   int64_t bytes_ = 0;
 };
 Blocks& blocks = *new Blocks;
+
+// Small blocks that have gone, for those that are asked for next: memory aligned to 64 bytes takes malloc as long as all
+// records of an operator take.
+class SmallBlocks {
+ public:
+  static size_t rounded(size_t size) { return (size + STEP - 1) & ~(STEP - 1); }
+
+  void* take(size_t size) {  // a rounded one; null: none is there
+    if (size > MOST) return nullptr;
+    const Alone here(busy_);
+    Kept& kept = kept_[size / STEP - 1];
+    return kept.count ? kept.blocks[--kept.count] : nullptr;
+  }
+
+  bool give(void* block, size_t size) {  // false: it is to be freed
+    if (size > MOST) return false;
+    const Alone here(busy_);
+    Kept& kept = kept_[size / STEP - 1];
+    if (kept.count == MANY) return false;
+    kept.blocks[kept.count++] = block;
+    return true;
+  }
+
+  void clear() {
+    for (size_t size = STEP; size <= MOST; size += STEP)
+      while (void* block = take(size)) c10::free_cpu(block);
+  }
+
+  void before_fork() {
+    while (busy_.test_and_set(std::memory_order_acquire)) std::this_thread::yield();
+  }
+  void after_fork() { busy_.clear(std::memory_order_release); }
+
+ private:
+  static constexpr size_t STEP = 64, MOST = 1024, MANY = 64;  // bytes, bytes, blocks of a size
+  struct Alone {  // for some nanoseconds
+    std::atomic_flag& busy;
+    explicit Alone(std::atomic_flag& busy) : busy(busy) {
+      while (busy.test_and_set(std::memory_order_acquire)) std::this_thread::yield();
+    }
+    ~Alone() { busy.clear(std::memory_order_release); }
+  };
+  struct Kept {
+    size_t count = 0;
+    void* blocks[MANY];
+  };
+  std::atomic_flag busy_ = ATOMIC_FLAG_INIT;
+  Kept kept_[MOST / STEP];
+};
+SmallBlocks& small_blocks = *new SmallBlocks;

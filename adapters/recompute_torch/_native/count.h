@@ -82,7 +82,7 @@ struct Counting : c10::Allocator {
     const int64_t bytes = head->bytes;
     head->ours = 0;
     if (head->mapped) blocks.give(head, head->mapped, count.is_open(books) && count.limited());
-    else c10::free_cpu(head);
+    else if (!count.open || !small_blocks.give(head, SmallBlocks::rounded(bytes + AHEAD))) c10::free_cpu(head);
     if (books) books->used -= bytes;  // not before: another thread may take the room
   }
   // What `raw_allocate` gave goes to the allocator of that moment, as do oneDNN's tensors, which may live from a block to
@@ -126,10 +126,12 @@ struct Counting : c10::Allocator {
       mapped = bytes + AHEAD;
       block = blocks.take(mapped, count.room() + int64_t(bytes));
     }
+    const size_t size = SmallBlocks::rounded(bytes + AHEAD);
+    if (!block) block = small_blocks.take(size);
     if (!block) {
       mapped = 0;
       try {
-        block = from_malloc(bytes + AHEAD, books);
+        block = from_malloc(size, books);
       } catch (...) {
         if (books) books->used -= int64_t(bytes);
         throw;

@@ -66,15 +66,24 @@ IValue without_tensors(const IValue& list) {
 
 std::unique_ptr<Call> new_call(const OperatorHandle& op, const Rule& rule, DispatchKeySet keys, const IValue* arguments,
     c10::ArrayRef<Met> met, bool hides) {
-  auto call = std::make_unique<Call>(op, rule);
+  std::unique_ptr<Call> call;
+  if (M.unused.empty()) {
+    call = std::make_unique<Call>(op, rule);
+  } else {
+    call.reset(M.unused.back());
+    M.unused.pop_back();
+    call->op = op, call->rule = &rule;
+    call->live = 0, call->cost = 0, call->seen = 0;
+  }
   call->keys = keys;
-  call->arguments.assign(arguments, arguments + rule.arguments);
-  call->given.reserve(met.size());
-  int emptied = -1;
+  call->default_dtype = c10::get_default_dtype();
+  call->grad = c10::GradMode::is_enabled();
+  for (int i = 0; i < rule.arguments; i++) {
+    const Met* m = std::find_if(met.begin(), met.end(), [&](const Met& m) { return m.position == i; });
+    if (m == met.end()) call->arguments.push_back(arguments[i]);
+    else call->arguments.push_back(m->item < 0 ? IValue() : without_tensors(arguments[i]));
+  }
   for (const Met& m : met) {
-    IValue& argument = call->arguments[m.position];
-    if (m.item < 0) argument = IValue();
-    else if (emptied != m.position) argument = without_tensors(argument), emptied = m.position;
     if (hides && (m.position == rule.hidden || m.position == rule.hidden + 1)) continue;  // it does not read them
     Given& g = call->given.emplace_back();
     g.value = m.value;
@@ -228,7 +237,7 @@ class Operator {
 
   void after() {
     Lock lock;
-    if (count.open != block) return void(call.reset());  // the block has ended meanwhile
+    if (count.open != block) return;  // it has ended meanwhile
     if (within) return rearm();  // its time is that of the call around it, and what it makes is, too
     M.clock += took;
     c10::SmallVector<Value*, 4> made;
@@ -241,11 +250,12 @@ class Operator {
       if (!v) adopt(storage);  // it has got other memory
       if (!v || !v->call) call.reset();  // or code of others has made it a source
     }
-    if (call && (!targets.empty() || std::any_of(made.begin(), made.end(), [](Value* v) { return v; }))) {
+    if (call) {
       call->cost = took;
-      attach(call.release(), targets, made);
+      const bool needed = !targets.empty() || std::any_of(made.begin(), made.end(), [](Value* v) { return v; });
+      if (needed) attach(call.release(), targets, made);
+      else discard(call.release());
     }
-    call.reset();
     if (odd) {  // a sparse tensor, say, has storages of its arguments
       Raised here(lenient);
       for (const Met& m : met)
@@ -255,6 +265,7 @@ class Operator {
     rearm();
     if (C10_UNLIKELY(!M.orphans.empty()) && !quiet()) tidy();
     if (C10_UNLIKELY(M.calls > M.history) && !commit()) M.history = M.calls + M.calls / 8;
+    pinned.release();  // here, since the lock is taken
   }
 
   bool writes(const StorageImpl* storage) const {

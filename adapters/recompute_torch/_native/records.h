@@ -52,15 +52,15 @@ struct Given {  // a tensor among the arguments: geometry on a value
   caffe2::TypeMeta dtype;
   DispatchKeySet keys;
   int64_t offset = 0;
-  c10::SmallVector<int64_t, 8> shape;  // sizes, then strides
+  c10::SmallVector<int64_t, 4> shape;  // sizes, then strides
 };
 
 struct Call {
-  const OperatorHandle op;
-  const Rule& rule;
+  OperatorHandle op;
+  const Rule* rule;
   DispatchKeySet keys;
-  caffe2::TypeMeta default_dtype = c10::get_default_dtype();
-  bool grad = c10::GradMode::is_enabled();  // some kernels make more when it is
+  caffe2::TypeMeta default_dtype;
+  bool grad = false;                        // some kernels make more when it is
   uint32_t live = 0;                        // outputs that can still be asked for
   uint64_t cost = 0, seen = 0;              // ticks; by which walk
   std::vector<IValue> arguments;            // None where a tensor belongs
@@ -68,7 +68,7 @@ struct Call {
   c10::SmallVector<Value*, 2> outputs;      // first what it wrote, then what is new; null: nobody can ask for it
   c10::SmallVector<uint32_t, 1> written;    // for each written output: which of `given` it was
   at::Tensor state;                         // of the generator before it drew
-  Call(const OperatorHandle& op, const Rule& rule) : op(op), rule(rule) {}
+  Call(const OperatorHandle& op, const Rule& rule) : op(op), rule(&rule) {}
 };
 
 struct Tightest {  // an operator with much in memory that could not be evicted, outside of optimizers' steps
@@ -86,6 +86,7 @@ struct Machine {
   Value all;                         // head of the list
   std::vector<Value*> dying;
   bool burying = false;
+  std::vector<Call*> unused;            // for the next operators, with the memory of their vectors
   std::deque<Value*> orphans, kept;  // sources that only calls need; those of them that were found to be worth it
   Era era;
   std::vector<Tightest> tightest;  // of this lap, the most; in the first lap then the most of all after it, and so on
@@ -152,6 +153,14 @@ void forget_missing(Value* v) {
   if (v->alive() && v->call && !v->resident()) M.missing -= v->bytes;
 }
 
+void discard(Call* call) {
+  constexpr size_t MANY = 1 << 12;
+  if (M.unused.size() >= MANY) return delete call;
+  call->arguments.clear(), call->given.clear(), call->outputs.clear(), call->written.clear();
+  call->state.reset();
+  M.unused.push_back(call);
+}
+
 void drop_call(Value* v) {  // it becomes a source, or dies
   Call* call = v->call;
   if (!call) return;
@@ -173,7 +182,7 @@ void drop_call(Value* v) {  // it becomes a source, or dies
     if (users.empty() && input->own) unneeded.push_back(std::move(input->own));
     if (--input->refs == 0) M.dying.push_back(input);
   }
-  delete call;
+  discard(call);
 }
 
 void unreserve(Value* v, bool keep = false);
@@ -290,10 +299,12 @@ class Pinned {  // values that stay in memory while this exists
     v->refs++;
     values.push_back(v);
   }
-  ~Pinned() { release(); }
-  void release() {
+  ~Pinned() {
     if (values.empty()) return;
     Lock lock;
+    release();
+  }
+  void release() {
     c10::SmallVector<Value*, 8> last;
     last.swap(values);
     for (Value* v : last) {

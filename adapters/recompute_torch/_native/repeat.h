@@ -109,7 +109,7 @@ bool ordinary(const TensorImpl* t) {  // nothing but geometry on memory of the C
 void repeat(Call* call) {  // its arguments are in memory and pinned
   c10::SmallVector<c10::intrusive_ptr<StorageImpl>, 8> storages;
   c10::SmallVector<c10::intrusive_ptr<StorageImpl>, 1> targets;  // what it writes to: copies
-  Running below(&call->op, call->rule.own);
+  Running below(&call->op, call->rule->own);
   c10::impl::ExcludeDispatchKeyGuard off(above_operators());
   at::AutoGradMode grad(call->grad);
   for (uint32_t which : call->written) {
@@ -117,7 +117,7 @@ void repeat(Call* call) {  // its arguments are in memory and pinned
     targets.push_back(storage_of_our_own(v->bytes, copied(v)));
   }
   Stack stack(call->arguments);
-  for (uint16_t position : call->rule.tensors)
+  for (uint16_t position : call->rule->tensors)
     if (stack[position].isList()) stack[position] = stack[position].toList().copy();  // IValues share their lists
   for (Given& g : call->given) {
     c10::intrusive_ptr<StorageImpl> storage;
@@ -139,9 +139,9 @@ void repeat(Call* call) {  // its arguments are in memory and pinned
     const uint64_t began = ticks();
     call->op.redispatchBoxed(call->keys, &stack);
     const uint64_t took = ticks() - began;
-    M.repeated_ticks += took, call->rule.repeated_ticks += took;
+    M.repeated_ticks += took, call->rule->repeated_ticks += took;
     M.clock += took;
-    M.repeats++, call->rule.repeats++;
+    M.repeats++, call->rule->repeats++;
     if (C10_UNLIKELY(M.repeats == M.patience)) count.beside = count.used() + M.live;
   }
   size_t number = 0;
@@ -149,7 +149,7 @@ void repeat(Call* call) {  // its arguments are in memory and pinned
     Value* v = number < call->outputs.size() ? call->outputs[number] : nullptr;
     number++;
     if (!v || v->resident()) return;
-    TORCH_CHECK(storage->nbytes() == v->bytes, "recompute: ", call->rule.name, " made another size when it ran again");
+    TORCH_CHECK(storage->nbytes() == v->bytes, "recompute: ", call->rule->name, " made another size when it ran again");
     auto& pointer = storage->_mutable_data_ptr_no_checks();
     DataPtr data = std::move(pointer);
     pointer.clear();
