@@ -30,6 +30,7 @@ cdef class Code:
     cdef public object code
     cdef public object names
     cdef public object silent
+    cdef public object owner
     cdef public tuple meanings
 
 
@@ -45,7 +46,7 @@ cdef class Facts:
 cpdef Facts facts_of(object function)
 @cython.locals(name=str)
 cpdef bint mean_the_same(object meanings, object home) except -1
-cpdef bint is_silent(Code code, object home) except -1
+cpdef bint is_silent(Code code, object owner, object home) except -1
 @cython.locals(known=Code)
 cpdef Code code_of(object code)
 cpdef object content(object cell, object empty)

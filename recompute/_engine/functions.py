@@ -32,7 +32,7 @@ _MOST: Final = 4096  # entries; all are forgotten when there are more
 class Code:
     """Of a piece of code, and what stands for it in keys: its hash takes no look at the code."""
 
-    __slots__ = ("code", "meanings", "names", "silent")
+    __slots__ = ("code", "meanings", "names", "owner", "silent")
 
     def __init__(self, code: CodeType) -> None:
         self.code = code
@@ -40,6 +40,8 @@ class Code:
         """What it binds and reads, as `arguments` has it; None: not looked at yet."""
         self.silent = 0
         """Identity of the globals with which it is known to reach no random numbers by name; 0: of none."""
+        self.owner: ReferenceType[type] | None = None
+        """As a method of this class; None: as a function."""
         self.meanings: tuple[Meaning, ...] = ()
         """As long as names have these meanings there."""
 
@@ -92,9 +94,13 @@ def mean_the_same(meanings: Iterable[Meaning], home: dict[str, Any]) -> bool:
     return True
 
 
-def is_silent(code: Code, home: dict[str, Any]) -> bool:
-    """Whether code is known to reach no random numbers by name, with these globals as they are now."""
-    return code.silent == id(home) and mean_the_same(code.meanings, home)
+def is_silent(code: Code, owner: type | None, home: dict[str, Any]) -> bool:
+    """Whether code is known to reach no random numbers by name, with these globals as they are now.
+
+    `owner`: the class of which it is a method; None: of none.
+    """
+    known = None if code.owner is None else code.owner()
+    return code.silent == id(home) and known is owner and mean_the_same(code.meanings, home)
 
 
 def code_of(code: CodeType) -> Code:

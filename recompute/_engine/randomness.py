@@ -21,7 +21,6 @@ from weakref import WeakKeyDictionary, WeakValueDictionary
 from recompute._adapters.generators import Generators
 from recompute._engine.graph import Operation, Options
 from recompute._engine.reach import Found
-from recompute._engine.reachable import reached_by
 from recompute._errors import RandomWarning
 from recompute._interrupts import is_interrupt
 from recompute._locks import RLock
@@ -47,15 +46,13 @@ def _kept(engine: Engine, content: bytes) -> State:
     return state
 
 
-def drawing(engine: Engine, operation: Operation) -> Callable[..., Any]:
-    """The operation's function, for one run: itself, unless it draws random numbers, or could."""
-    if turns.lent:
-        turns.take_back()
-    if operation.runs:
-        options = operation.options
-        return operation.function if options is None or options.draws is None else _Again(operation, options.draws)
-    reached = reached_by(operation)
-    return _First(engine, operation, reached) if reached else operation.function
+def drawing(engine: Engine, operation: Operation, reached: Sequence[Found]) -> Callable[..., Any]:
+    """For one run, in place of the function of an operation that has drawn random numbers, or could.
+
+    `reached`: the generators that it could draw from in its first run.
+    """
+    draws = None if operation.options is None else operation.options.draws
+    return _First(engine, operation, reached) if draws is None else _Again(operation, draws)
 
 
 class _First:

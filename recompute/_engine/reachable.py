@@ -6,19 +6,20 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from itertools import islice
-from types import FunctionType, ModuleType
+from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import Any, Final
+from weakref import ref
 
+from recompute._adapters.adapter import kinds
 from recompute._adapters.generators import Generators
 from recompute._engine.arguments import Changeable, Container, Seen
-from recompute._engine.functions import code_of, content, is_silent
+from recompute._engine.functions import Code, content, facts_of, is_silent
 from recompute._engine.graph import Operation, Value
 from recompute._engine.reach import (
     CONTAINER,
     CONTAINERS,
     FUNCTION,
     METHOD,
-    NOTHING,
     PARTIAL,
     PARTS,
     WRAPPED,
@@ -27,12 +28,12 @@ from recompute._engine.reach import (
     Way,
     attribute,
     defaults_of,
+    is_inert,
     members_of,
     reach_of,
     resolved,
     source_of,
     way_of,
-    ways,
 )
 
 _OBJECTS: Final = 64
@@ -57,9 +58,9 @@ class _Search:
         self.found.setdefault(id(by.identity(generator)), Found(generator, by, self.result))
 
     def at(self, value: Any, depth: int = 0) -> None:
-        way: Any = ways.get(type(value)) or way_of(type(value))  # mostly known
-        if way is NOTHING:
+        if _is_inert(value):  # mostly
             return
+        way: Any = way_of(type(value))
         if not isinstance(way, Way):
             self.add(value, way)
             return
@@ -94,13 +95,15 @@ class _Search:
             self.instance(value, depth)
 
     def function(self, function: FunctionType, owner: type | None, depth: int) -> None:
-        for cell in function.__closure__ or ():
-            self.at(content(cell, None), depth + 1)
-        for part in defaults_of(function):
-            self.at(part, depth + 1)
-        reach = reach_of(function, owner)
-        if reach.empty:
+        facts = facts_of(function)
+        if not facts.bare:
+            for cell in function.__closure__ or ():
+                self.at(content(cell, None), depth + 1)
+            for part in defaults_of(function):
+                self.at(part, depth + 1)
+        if _names_nothing(function, facts.code, owner):
             return
+        reach = reach_of(function, owner)
         for source in reach.sources:
             self.add(source.generator, source.by)
         self.names(function, reach.chains, depth)
@@ -154,56 +157,73 @@ def _first(parts: Callable[[], Iterable[Any]], most: int) -> list[Any]:
 def reached_by(operation: Operation) -> Sequence[Found]:
     """Mostly nothing, so that this has to be quick."""
     search: _Search | None = None
-    known = ways.get
-    function: Any = operation.function
-    if type(function) is FunctionType or type(function) is Seen:
-        if not _is_silent(function):
-            search = _Search()
-            search.at(function)
-    elif known(type(function)) is not NOTHING and way_of(type(function)) is not NOTHING:
+    if not _is_silent(operation.function):
         search = _Search()
-        search.at(function)
+        search.at(operation.function)
     if operation.positional is not operation.arguments:
         for part in operation.positional:
-            if known(type(part)) is not NOTHING:
-                search = _look(part, search)
+            search = _look(part, search)
     if operation.options is not None and operation.options.keywords:
         for part in operation.options.keywords.values():
             search = _look(part, search)
     for value in operation.arguments:
-        payload = value.payload
-        if known(type(payload)) is not NOTHING and way_of(type(payload)) is not NOTHING:
+        if not _is_inert(value.payload):
             search = search or _Search()
             search.result = value.operation is not None or value.storage.pool.tiers is not None
-            search.at(payload)
+            search.at(value.payload)
     return tuple(search.found.values()) if search is not None and search.found else ()
 
 
+def _is_inert(part: Any) -> bool:
+    """Whether there is nothing to look at in an object."""
+    kind = kinds.of(type(part))
+    if kind.inert == 0:
+        kind.inert = 1 if is_inert(type(part)) else -1
+    return kind.inert > 0
+
+
 def _is_silent(function: Any) -> bool:
-    """Whether there is nothing to look at: neither what it closes over, nor what it names."""
+    """Whether there is nothing to look at: what it saw, closes over or has as a default, and what it names."""
     if type(function) is Seen:
         for value in function.values.values():
-            if ways.get(type(value)) is not NOTHING:
+            if not _is_inert(value):
                 return False
         function = function.func
-    code, home = code_of(function.__code__), function.__globals__
-    if not is_silent(code, home):
-        if code.silent not in (0, id(home)):  # it is shared by modules
+    if type(function) is BuiltinFunctionType:
+        return isinstance(function.__self__, ModuleType)
+    if type(function) is not FunctionType:
+        return _is_inert(function)
+    facts = facts_of(function)
+    if not facts.bare:
+        for cell in function.__closure__ or ():
+            if not _is_inert(content(cell, None)):
+                return False
+        for part in function.__defaults__ or ():
+            if not _is_inert(part):
+                return False
+        if function.__kwdefaults__ is not None:
             return False
-        reach = reach_of(function, None)
-        if not reach.empty:
-            return False
-        code.silent, code.meanings = id(home), tuple(reach.meanings)
-    for cell in function.__closure__ or ():
-        if ways.get(type(content(cell, None))) is not NOTHING:
-            return False
-    return function.__defaults__ is None and function.__kwdefaults__ is None
+    return _names_nothing(function, facts.code, None)
+
+
+def _names_nothing(function: FunctionType, code: Code, owner: type | None) -> bool:
+    """Whether nothing to look at is found by the names in its code."""
+    home = function.__globals__
+    if is_silent(code, owner, home):
+        return True
+    if code.silent not in (0, id(home)):  # it is shared by modules
+        return False
+    reach = reach_of(function, owner)
+    if not reach.empty:
+        return False
+    code.silent, code.owner, code.meanings = id(home), None if owner is None else ref(owner), tuple(reach.meanings)
+    return True
 
 
 def _look(part: Any, search: _Search | None) -> _Search | None:
     """At a plain argument. A generator itself is remembered with its state, and later runs get a copy."""
     cls = type(part)
-    if cls is Value:
+    if cls is Value or _is_inert(part):
         return search
     if cls is Container:
         for inner in part.parts:
@@ -211,9 +231,8 @@ def _look(part: Any, search: _Search | None) -> _Search | None:
         return search
     if cls is Changeable:
         part = part.value
-        if not isinstance(way_of(type(part)), Way):
+        if not isinstance(way_of(type(part)), Way) or _is_inert(part):
             return search
-    if way_of(type(part)) is not NOTHING:
-        search = search or _Search()
-        search.at(part)
+    search = search or _Search()
+    search.at(part)
     return search

@@ -1,27 +1,21 @@
 cimport cython
 
 from recompute._adapters.kind cimport Kind, Kinds
-from recompute._engine.arguments cimport Seen, fill, keywords_of
+from recompute._engine.arguments cimport fill, keywords_of
 from recompute._engine.changes cimport Changes
 from recompute._engine.frames cimport Frame, Here
-from recompute._engine.functions cimport Facts, content, facts_of, is_silent
 from recompute._engine.graph cimport Operation, Value
 from recompute._engine.memory cimport Memory
 from recompute._engine.meter cimport Meter
+from recompute._engine.reachable cimport reached_by
 from recompute._engine.results cimport Results
 from recompute._engine.sizes cimport LearntSizes, identity, size_hints
 
 cdef Kinds kinds
 
 
-@cython.locals(value=Value)
-cdef bint _draws_nothing(Operation operation) except -1
-@cython.locals(facts=Facts)
-cdef bint _reaches_nothing(object function) except -1
 @cython.locals(value=Value, kind=Kind)
 cdef _quiet(Operation operation)
-@cython.locals(kind=Kind)
-cdef bint _is_inert(object part) except -1
 
 
 cdef class Runs:

@@ -8,19 +8,17 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from math import inf
-from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import Any, Final
 
 from recompute._adapters.adapter import kinds
-from recompute._engine.arguments import Seen, as_they_were, fill, keywords_of
+from recompute._engine.arguments import as_they_were, fill, keywords_of
 from recompute._engine.changes import Changes
 from recompute._engine.frames import Frame, Here
-from recompute._engine.functions import content, facts_of, is_silent
-from recompute._engine.graph import EVICTED, Operation, Value
+from recompute._engine.graph import EVICTED, Operation
 from recompute._engine.memory import Made, Memory
 from recompute._engine.meter import Meter
 from recompute._engine.randomness import drawing, turns
-from recompute._engine.reach import is_inert
+from recompute._engine.reachable import reached_by
 from recompute._engine.results import Results
 from recompute._engine.sizes import identity, known_by_code, size_hints
 from recompute._engine.verify import Fingerprints, check_sources
@@ -130,10 +128,12 @@ class Runs:
             check_sources(self._results.samples, operation)
         quiet = _quiet(operation) if operation.runs else None
         timer = meter.start_timer(operation) if meter.timers else None
-        if turns.lent or not _draws_nothing(operation):
-            function = drawing(frame.engine, operation)
-        else:
-            function = operation.function
+        if turns.lent:
+            turns.take_back()
+        function = operation.function
+        reached = () if operation.runs else reached_by(operation)
+        if reached or (options is not None and options.draws is not None):
+            function = drawing(frame.engine, operation, reached)
         frame.outer = outer
         here.frame = frame
         start = meter.read()
@@ -160,58 +160,6 @@ class Runs:
         if options is None:
             return [self._results.measure(operation, 0, result)], cost
         return self._results.measure_all(operation, options, result), cost
-
-
-def _draws_nothing(operation: Operation) -> bool:
-    """Whether it is seen at a glance that a run draws no random numbers; False: `drawing` tells."""
-    options = operation.options
-    if operation.runs:
-        return options is None or options.draws is None
-    if options is not None and options.keywords:
-        for part in options.keywords.values():
-            if type(part) is not Value and not _is_inert(part):
-                return False
-    if operation.positional is not operation.arguments:
-        for part in operation.positional:
-            if type(part) is not Value and not _is_inert(part):
-                return False
-    for value in operation.arguments:
-        if not _is_inert(value.payload):
-            return False
-    return _reaches_nothing(operation.function)
-
-
-def _reaches_nothing(function: Any) -> bool:
-    """Whether a function names nothing to draw from, and neither closes over such a thing nor has it as a default."""
-    if type(function) is Seen:
-        for part in function.values.values():
-            if not _is_inert(part):
-                return False
-        function = function.func
-    if type(function) is BuiltinFunctionType:
-        return isinstance(function.__self__, ModuleType)
-    if type(function) is not FunctionType:
-        return _is_inert(function)
-    facts = facts_of(function)
-    if not is_silent(facts.code, function.__globals__):
-        return False
-    if facts.bare:
-        return True
-    if facts.closed:
-        for cell in function.__closure__ or ():
-            if not _is_inert(content(cell, None)):
-                return False
-    for part in function.__defaults__ or ():
-        if not _is_inert(part):
-            return False
-    return function.__kwdefaults__ is None
-
-
-def _is_inert(part: Any) -> bool:
-    kind = kinds.of(type(part))
-    if kind.inert == 0:
-        kind.inert = 1 if is_inert(type(part)) else -1
-    return kind.inert > 0
 
 
 def note_creation(error: BaseException, operation: Operation) -> None:
