@@ -34,10 +34,9 @@ from recompute._engine import requests
 from recompute._engine.advice import Advice
 from recompute._engine.arguments import Changeable, Container, Outputs, bound, pack
 from recompute._engine.extension import Counts, Extension, Handle, Load, Values, Watch
-from recompute._engine.finalizer import Held
 from recompute._engine.frames import Frame, HandleOf
 from recompute._engine.frames import running as _running
-from recompute._engine.graph import EVICTED, Operation, Storage, Value
+from recompute._engine.graph import EVICTED, Held, Operation, Storage, Value
 from recompute._engine.options import Settings
 from recompute._engine.pool import Pool
 from recompute._engine.sizes import constant, identity

@@ -19,7 +19,6 @@ from types import (
     MethodType,
 )
 from typing import TYPE_CHECKING, Any, Final, cast
-from weakref import ref
 
 from recompute._adapters import packing as _packing
 from recompute._adapters import python as _python
@@ -339,20 +338,6 @@ def known_devices() -> list[str] | None:
             return None
         found.update(dict.fromkeys(adapter.devices()))
     return list(found)
-
-
-def weak(kind: Kind, value: Any) -> ref[Any] | None:
-    """A weak reference to what lives as long as the memory of value; None where Python offers none."""
-    target = None if kind.watch is None else kind.watch(value)
-    return None if target is None else weak_to(target)
-
-
-def weak_to(target: Any, callback: Callable[[Any], None] | None = None) -> ref[Any] | None:
-    """A weak reference to the object itself; None where Python offers none."""
-    try:
-        return ref(target, callback)
-    except TypeError:
-        return None
 
 
 def installed() -> dict[str, EntryPoint]:

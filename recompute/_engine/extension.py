@@ -16,9 +16,8 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeVar, o
 from recompute._engine import requests
 from recompute._engine.advice import Advice, advise
 from recompute._engine.events import Listener
-from recompute._engine.finalizer import Held
 from recompute._engine.frames import HandleOf
-from recompute._engine.graph import Operation, Options, Storage, Value
+from recompute._engine.graph import Held, Operation, Options, Storage, Value
 from recompute._engine.pool import Pool
 from recompute._tiers.tier import Tier
 from recompute._tiers.tiers import Tiers

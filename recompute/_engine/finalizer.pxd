@@ -1,13 +1,18 @@
 cimport cython
 
 from recompute._adapters.kind cimport Kind, Kinds
-from recompute._engine.graph cimport Storage, Value
+from recompute._engine.graph cimport Held, Storage, Value
 from recompute._engine.machine cimport Machine
 from recompute._engine.pool cimport Pool
 
 cdef Kinds kinds
 
 
+cdef extern from "Python.h":
+    object new_ref "PyWeakref_NewRef" (object, object)
+
+
+cdef object _weak(object thing)
 cdef int _references(Value value) except -1
 
 
@@ -33,7 +38,11 @@ cdef class Departure:
     cdef public dict weak
     cdef public object why
 
-    @cython.locals(kind=Kind, value=Value)
+    @cython.locals(kind=Kind, value=Value, referred=bint)
+    cdef _look(self)
+    @cython.locals(value=Value)
+    cpdef take(self)
+    @cython.locals(kind=Kind, value=Value, held=Held)
     cpdef tell_adapters(self, object note, object settle)
 
 

@@ -13,15 +13,29 @@ from threading import get_ident
 from typing import TYPE_CHECKING, Any, Final
 from weakref import ref
 
-from recompute._adapters.adapter import kinds, weak, weak_to
+from recompute import _cython as cython
+from recompute._adapters.adapter import kinds
 from recompute._engine.events import Evicted, Reason
-from recompute._engine.graph import EVICTED, Operation, Reference, Storage, Value, remains_of
+from recompute._engine.graph import EVICTED, Held, Operation, Reference, Storage, Value, remains_of
+
+if cython.compiled:
+    import cython  # read by Cython, and never run
+if not cython.compiled:
+    new_ref = ref  # compiled, it is the interpreter's, see the .pxd
 
 if TYPE_CHECKING:
     from recompute._engine.changes import Call
     from recompute._engine.device_tiers import Copy
     from recompute._engine.machine import Machine
     from recompute._engine.pool import Pool
+
+
+def _weak(thing: Any) -> ref[Any] | None:
+    """A weak reference; None where Python offers none."""
+    try:
+        return new_ref(thing, None)
+    except TypeError:
+        return None
 
 
 def _references(value: Value) -> int:
@@ -35,28 +49,6 @@ _EXAMPLE: Final = Value()
 _EXAMPLE.payload = object()
 _ALONE: Final = _references(_EXAMPLE)
 """References to a payload that only its value holds, as seen where it has a name; compiled, there is one less."""
-
-
-class Held:
-    """Bytes that the program keeps, mostly of an evicted value: counted as used until that ends."""
-
-    __slots__ = ("alone", "buffer", "number", "payloads", "pool", "reference", "settles", "size", "storage")
-
-    def __init__(self, pool: Pool, size: int, number: int, buffer: int, alone: bool = False) -> None:
-        self.alone = alone  # it was never a value's: to listeners it is a source
-        self.buffer = buffer  # its identity
-        self.number = number  # of the storage
-        self.payloads: dict[int, ref[Any] | None] = {}  # number of a value -> what it had on this buffer
-        self.pool = pool
-        self.size = size
-        self.reference: HeldReference | None = None
-        self.storage: Storage | None = None  # from which it was evicted, as long as it can be taken back
-        self.settles: ref[Any] | None = None  # another one, whose callback processes the queue
-
-    def payload_of(self, value: Value) -> Any:
-        """What a value had on this buffer, if the program holds that; else None."""
-        known = self.payloads.get(value.number)
-        return None if known is None else known()
 
 
 class HeldReference(ref):  # type: ignore[type-arg]  # as Reference
@@ -117,10 +109,10 @@ class Departure:
         self.storage = storage
         self.copy = copy  # to be written before the payloads go
         self.full = False  # the tier has no room for that after all
-        self.pool = storage.pool
-        self.size = storage.size
-        self.buffer = storage.buffer
-        self.number = storage.number
+        self.pool = self.storage.pool
+        self.size = self.storage.size
+        self.buffer = self.storage.buffer
+        self.number = self.storage.number
         self.owner = get_ident()  # the thread that will complete it
         self.call: ref[Call] | None = None  # that completes it just now
         self.vacates = False  # memory lies elsewhere, and the values must not come back before it is given up
@@ -135,9 +127,13 @@ class Departure:
         self.watched: ref[Any] | None = None
         self.weak: dict[int, ref[Any] | None] = {}  # number of a value -> its payload here
         self.held: Held | None = None
-        for value in storage.values:
+        self._look()
+
+    def _look(self) -> None:
+        """At what is there."""
+        for value in self.storage.values:
             if value.payload is not EVICTED:
-                referred = value.referred
+                referred = value.references is not None
                 self.payloads.append((value, value.payload, referred))
                 kind = kinds.get(type(value.payload))
                 self.vacates = self.vacates or (referred and kind is not None and kind.vacate is not None)
@@ -165,8 +161,9 @@ class Departure:
             for value, payload, referred in self.payloads:
                 kind = kinds.of(type(payload))
                 if self.watch and kind.watch is not None:
-                    self.watched = self.watched or weak(kind, payload)
-                    self.weak[value.number] = weak_to(payload)
+                    if self.watched is None:
+                        self.watched = _weak(kind.watch(payload))
+                    self.weak[value.number] = _weak(payload)
                 if referred and kind.evicted is not None and (value.outlined or not kind.outlines):
                     remains_of(value).outline = kind.evicted(payload)
                 if referred and kind.vacate is not None:

@@ -48,5 +48,17 @@ cdef class Storage(Candidate):
     cpdef tuple neighbours_up(self)
 
 
+cdef class Held:
+    cdef public bint alone
+    cdef public object buffer
+    cdef public long long number
+    cdef public dict payloads
+    cdef public Pool pool
+    cdef public object reference
+    cdef public object settles
+    cdef public long long size
+    cdef public Storage storage
+
+
 @cython.locals(value=Value)
 cpdef copy_of(Storage storage)

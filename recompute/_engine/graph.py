@@ -18,7 +18,7 @@ from recompute.text import name_of
 
 if TYPE_CHECKING:
     from recompute._engine.device_tiers import Copy
-    from recompute._engine.finalizer import Held
+    from recompute._engine.finalizer import HeldReference
     from recompute._engine.neighbours import Component
     from recompute._engine.pool import Pool
     from recompute._engine.randomness import Draw
@@ -345,6 +345,28 @@ class Storage(Candidate):
 
     def __repr__(self) -> str:
         return f"<storage {self.number}>"
+
+
+class Held:
+    """Bytes that the program keeps, mostly of an evicted value: counted as used until that ends."""
+
+    __slots__ = ("alone", "buffer", "number", "payloads", "pool", "reference", "settles", "size", "storage")
+
+    def __init__(self, pool: Pool, size: int, number: int, buffer: int, alone: bool = False) -> None:
+        self.alone = alone  # it was never a value's: to listeners it is a source
+        self.buffer = buffer  # its identity
+        self.number = number  # of the storage
+        self.payloads: dict[int, ref[Any] | None] = {}  # number of a value -> what it had on this buffer
+        self.pool = pool
+        self.size = size
+        self.reference: HeldReference | None = None
+        self.storage: Storage | None = None  # from which it was evicted, as long as it can be taken back
+        self.settles: ref[Any] | None = None  # another one, whose callback processes the queue
+
+    def payload_of(self, value: Value) -> Any:
+        """What a value had on this buffer, if the program holds that; else None."""
+        known = self.payloads.get(value.number)
+        return None if known is None else known()
 
 
 NOWHERE: Final = Storage()

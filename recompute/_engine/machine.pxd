@@ -1,6 +1,6 @@
 cimport cython
 
-from recompute._engine.graph cimport Storage, Value
+from recompute._engine.graph cimport Held, Storage, Value
 from recompute._engine.neighbours cimport Neighbourhood
 from recompute._engine.pool cimport Pool
 
@@ -35,6 +35,9 @@ cdef class Machine:
     cpdef give_back(self, Pool pool, long long size)
     cpdef depart(self, Pool pool, long long size)
     cpdef departed(self, Pool pool, long long size)
+    cpdef hold(self, Held held)
+    @cython.locals(storage=Storage)
+    cpdef bint let_go(self, Held held) except -1
 
 
 @cython.locals(kind=int, value=Value)

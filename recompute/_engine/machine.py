@@ -40,8 +40,8 @@ from recompute._engine.states import (
 )
 
 if TYPE_CHECKING:
-    from recompute._engine.finalizer import Departure, Held
-    from recompute._engine.graph import Storage
+    from recompute._engine.finalizer import Departure
+    from recompute._engine.graph import Held, Storage
     from recompute._engine.neighbours import Neighbourhood
     from recompute._engine.pool import Pool
 

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 from recompute._budget import Limits
 from recompute._engine.changes import shared
 from recompute._engine.device_tiers import DeviceTiers
-from recompute._engine.finalizer import Finalizer, Held
+from recompute._engine.finalizer import Finalizer
 from recompute._engine.frames import Frame
-from recompute._engine.graph import EVICTED, NOWHERE, Operation, Storage, Value, copy_of
+from recompute._engine.graph import EVICTED, NOWHERE, Held, Operation, Storage, Value, copy_of
 from recompute._engine.machine import Machine
 from recompute._engine.needed import NEIGHBOURHOODS
 from recompute._engine.options import Settings

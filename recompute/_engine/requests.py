@@ -13,9 +13,9 @@ from recompute._adapters.adapter import fingerprint, kinds
 from recompute._adapters.result_sizes import checked_size
 from recompute._engine import destroyed
 from recompute._engine.events import Accessed, Added, Detached, Foresaw, Pinned, Unpinned
-from recompute._engine.finalizer import Held, HeldReference, Stay, StayReference
+from recompute._engine.finalizer import HeldReference, Stay, StayReference
 from recompute._engine.frames import Frame, HandleOf, Request, running
-from recompute._engine.graph import EVICTED, Operation, Options, Value, copy_of, remains_of
+from recompute._engine.graph import EVICTED, Held, Operation, Options, Value, copy_of, remains_of
 from recompute._engine.results import attach, blank, buffer_of
 from recompute._engine.states import DROPPED
 from recompute._errors import BudgetError

@@ -2,7 +2,7 @@ cimport cython
 
 from recompute._engine.changes cimport Changes
 from recompute._engine.finalizer cimport Departure, Finalizer
-from recompute._engine.graph cimport Storage, Value
+from recompute._engine.graph cimport Held, Storage, Value
 from recompute._engine.journal cimport Journal
 from recompute._engine.memory cimport Memory
 from recompute._engine.meter cimport Meter
@@ -30,7 +30,8 @@ cdef class Settling:
     cdef _give_up(self, Departure departure)
     cpdef bint takes_over(self, Departure departure) except -1
     cdef _depart(self, Departure departure)
-    @cython.locals(pool=Pool, storage=Storage, scheduler=Scheduler)
+    cpdef gone(self, Held held)
+    @cython.locals(pool=Pool, storage=Storage, scheduler=Scheduler, held=Held, finalizer=Finalizer)
     cdef _departed(self, Departure departure)
     @cython.locals(departure=Departure)
     cpdef bint mine_depart(self, Pool pool) except -1
@@ -40,3 +41,4 @@ cdef class Settling:
 
 @cython.locals(storage=Storage)
 cdef bint _can_wait(Value value) except -1
+cdef bint _is_at_it(Departure departure) except -1

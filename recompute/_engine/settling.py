@@ -12,9 +12,9 @@ from weakref import ref
 
 from recompute._engine.changes import Call, Changes, shared
 from recompute._engine.events import Evicted, Forgotten, LetGo, Released
-from recompute._engine.finalizer import Departure, Finalizer, Held, HeldReference, StayReference
+from recompute._engine.finalizer import Departure, Finalizer, HeldReference, StayReference
 from recompute._engine.frames import Frame
-from recompute._engine.graph import Reference, Value, tier_of
+from recompute._engine.graph import Held, Reference, Value, tier_of
 from recompute._engine.journal import Journal
 from recompute._engine.memory import Memory
 from recompute._engine.meter import Meter
@@ -96,7 +96,8 @@ class Settling:
                 self.drain()
             return True
         free, handled = False, exception()  # as `do_if_free`, written out: calls under the lock may start the collector
-        shared.look()
+        if not changes.atomic:
+            shared.look()
         try:
             with shared.if_free as free:
                 if free:
@@ -137,7 +138,8 @@ class Settling:
         finalizer.destroy_garbage()
         if not finalizer.departures:
             return
-        _check_depth(finalizer)
+        if len(finalizer.departures) > _DEEPEST:
+            _check_depth(finalizer)
         call = Call()
         for departure in list(finalizer.departures):
             if (others or departure.owner == get_ident()) and self.takes_over(departure):

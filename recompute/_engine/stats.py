@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from recompute._budget import format_bytes
-from recompute._engine.finalizer import Held
 from recompute._engine.functions import place_of
-from recompute._engine.graph import EVICTED, Storage
+from recompute._engine.graph import EVICTED, Held, Storage
 from recompute._engine.states import HELD
 from recompute.text import List, Table, name_at_rest, seconds
 
