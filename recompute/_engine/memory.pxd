@@ -50,4 +50,5 @@ cdef class Memory:
     cpdef add_cost(self, Storage storage, double change)
 
 
+cpdef _cost_fell(Storage storage)
 cpdef list own_memory(list made)

@@ -1,10 +1,11 @@
 cimport cython
 
 from recompute._engine.graph cimport Operation, Storage, Value
-from recompute._engine.neighbours cimport Neighbourhood, above, below, fetch, sample_below
+from recompute._engine.neighbours cimport Neighbourhood, above, below, fetch, stride_below
+from recompute._engine.pool cimport Pool
 from recompute._policy.candidate cimport Candidate
 
-cdef Py_ssize_t _UP, _DOWN
+cdef Py_ssize_t _UP, _DOWN, _WIDE, _ENDS, _REACH, _OPERATIONS
 
 
 cdef class Needs(Neighbourhood):
@@ -31,12 +32,14 @@ cdef class Needs(Neighbourhood):
     cdef _count(self, Storage storage)
     @cython.locals(stack=list, argument=Storage, left=Py_ssize_t)
     cdef _discount(self, Storage storage)
+    @cython.locals(home=Pool)
     cpdef double room(self, pool) except? -1
     @cython.locals(
         storage=Storage, needs=dict, walk="long long", homes=list, visited=Storage, descendant=Storage, path=list,
         known=dict, home=Storage, value=Value, operation=Operation, ends=Py_ssize_t, argument=Value, maker=Operation,
+        away=bint, output=Value, total="long long",
     )
-    cpdef long long need(self, Candidate candidate) except? -1
+    cpdef long long need(self, Candidate candidate, double enough=*) except? -1
     @cython.locals(storage=Storage, needed=double, unneeded=double)
     cpdef double cost(self, Candidate candidate) except? -1
     @cython.locals(storage=Storage, needed=double, unneeded=double)
@@ -59,7 +62,7 @@ cdef class Needs(Neighbourhood):
     cdef tuple _checked(self, tuple segment, Storage storage)
     @cython.locals(
         cost=double, unneeded=double, walk="long long", path=list, ends=list, visited=Storage, needs=dict,
-        descendants=list, stride=Py_ssize_t, descendant=Storage,
+        stride=Py_ssize_t, descendant=Storage,
     )
     cdef tuple _walk_down(self, Storage storage)
     @cython.locals(storage=Storage)

@@ -21,7 +21,7 @@ from recompute._engine.neighbours import (
     above,
     below,
     fetch,
-    sample_below,
+    stride_below,
 )
 from recompute._policy.formulas import NeighbourhoodName
 
@@ -107,7 +107,8 @@ class Needs(Neighbourhood):
                 self.pressure = step
 
     def room(self, pool: Any) -> float:
-        return float(pool.limit - pool.sources - pool.movable - pool.pinned)
+        home: Pool = pool
+        return float(home.limit - home.sources - home.movable - home.pinned)
 
     # What is needed
 
@@ -220,10 +221,11 @@ class Needs(Neighbourhood):
 
     # What it takes to bring it back
 
-    def need(self, candidate: Any) -> int:
+    def need(self, candidate: Any, enough: float = -1.0) -> int:
         """An estimate: the most for it, or for a needed evicted storage whose way back its eviction makes longer.
 
-        Sources are there anyway. Looks at some `_OPERATIONS * reach` operations at most.
+        Sources are there anyway. Looks at some `_OPERATIONS * reach` operations at most. If all that these take and
+        make is no more than `enough`, as mostly, that will do.
         """
         storage: Storage = candidate
         needs = self._needs
@@ -232,7 +234,7 @@ class Needs(Neighbourhood):
         for visited in homes:  # grows
             if len(homes) > self.reach:
                 break
-            for descendant in sample_below(visited, _WIDE)[0]:
+            for descendant in below(visited, stride_below(visited, _WIDE)):
                 if descendant.seen != walk:
                     descendant.seen = walk
                     if descendant in needs:
@@ -246,15 +248,24 @@ class Needs(Neighbourhood):
                     known[operation] = 0
                     path.append(operation)
         ends = len(path)
+        total = 0
         for operation in path:  # grows
             if len(path) > _OPERATIONS * self.reach:
+                enough = -1.0
                 break
             for argument in operation.arguments:
                 maker = argument.operation
-                away = argument.payload is EVICTED or argument.storage is storage
-                if away and maker is not None and maker not in known:
-                    known[maker] = 0
-                    path.append(maker)
+                if maker is not None:
+                    total += argument.storage.size
+                    away = argument.payload is EVICTED or argument.storage is storage
+                    if away and maker not in known:
+                        known[maker] = 0
+                        path.append(maker)
+            for output in operation.outputs:
+                if output is not None:
+                    total += output.storage.size
+        if total <= enough:
+            return total
         if len(path) > 1:
             for operation in sorted(path, key=_number):  # what makes arguments before what takes them
                 known[operation] = _locked(operation, storage, known)
@@ -345,13 +356,13 @@ class Needs(Neighbourhood):
                                 path.append(ancestor)
                             elif not ancestor.resident:
                                 cost += fetch(ancestor)
-                            elif argument.operation is not None:
+                            elif argument.operation is not None and len(ends) < _ENDS:
                                 ends.append(ancestor)
             if len(path) > self.reach:
                 front = path[path.index(visited) + 1 :]
                 segment = self._extrapolate(_UP, cost, front, walk)
                 return self._checked(segment, storage) if len(front) > 1 and self.keeps else segment
-        return cost, tuple(ends[:_ENDS])
+        return cost, tuple(ends)
 
     def _checked(self, segment: Segment, storage: Storage) -> Segment:
         """The segment above a storage, with the cost that a longer walk finds if it is grossly higher.
@@ -381,12 +392,13 @@ class Needs(Neighbourhood):
         path = [storage]
         ends: list[Storage] = []
         for visited in path:  # grows
-            descendants, stride = sample_below(visited, _WIDE)
-            for descendant in descendants:
+            stride = stride_below(visited, _WIDE)
+            for descendant in below(visited, stride):
                 if descendant.seen != walk:
                     descendant.seen = walk
                     if descendant.resident:
-                        ends.append(descendant)
+                        if len(ends) < _ENDS:
+                            ends.append(descendant)
                     elif descendant in needs:
                         cost += stride * descendant.cost
                         path.append(descendant)
@@ -394,7 +406,7 @@ class Needs(Neighbourhood):
                         unneeded += stride * descendant.cost
             if len(path) > self.reach:
                 return self._extrapolate(_DOWN, cost, path[path.index(visited) + 1 :], walk), unneeded
-        return (cost, tuple(ends[:_ENDS])), unneeded
+        return (cost, tuple(ends)), unneeded
 
     def _extrapolate(self, side: int, cost: float, front: Sequence[Storage], walk: int) -> Segment:
         """Go on from `front` in the segments of its storages, along the dearest."""
@@ -427,18 +439,19 @@ class Needs(Neighbourhood):
         ends: list[Storage] = []
         for visited in path:  # grows
             if visited.resident or looked > self.reach:
-                ends.append(visited)
+                if len(ends) < _ENDS:
+                    ends.append(visited)
                 continue
             if looked:
                 cost += visited.cost
             looked += 1
-            for neighbour in above(visited) if side == _UP else sample_below(visited, _WIDE)[0]:
+            for neighbour in above(visited) if side == _UP else below(visited, stride_below(visited, _WIDE)):
                 if neighbour not in seen:
                     seen.add(neighbour)
                     wanted = side == _UP or neighbour in self._needs
                     if (neighbour.dropped and wanted) or (neighbour.resident and neighbour.cost):  # no source
                         path.append(neighbour)
-        return cost, tuple(ends[:_ENDS])
+        return cost, tuple(ends)
 
 
 def _number(operation: Operation) -> int:

@@ -39,14 +39,16 @@ cdef class Closure(Neighbourhood):
 
 @cython.locals(value=Value, argument=Value, found=list)
 cpdef list above(Storage storage)
-@cython.locals(value=Value, output=Value, user=Operation, found=list)
-cpdef list below(Storage storage)
+@cython.locals(value=Value, found=list)
+cpdef list below(Storage storage, Py_ssize_t stride=*)
+@cython.locals(output=Value)
+cdef _add_made(Operation operation, list found)
+@cython.locals(value=Value, stride=Py_ssize_t)
+cpdef Py_ssize_t stride_below(Storage storage, Py_ssize_t most) except -1
 @cython.locals(found=list, near=list, neighbour=Storage)
 cpdef list evicted_neighbours(Storage storage)
 @cython.locals(value=Value)
 cpdef double fetch(Storage storage) except? -1
-@cython.locals(value=Value, found=list, user=Operation, output=Value, stride=Py_ssize_t)
-cpdef tuple sample_below(Storage storage, Py_ssize_t most)
 
 
 cdef class Component:

@@ -16,7 +16,7 @@ from itertools import islice
 from math import inf
 from typing import Any, Final
 
-from recompute._engine.graph import Storage, Value
+from recompute._engine.graph import Operation, Storage, Value
 from recompute._policy.candidate import Around
 
 OnDecrease = Callable[[Storage], None]
@@ -125,35 +125,33 @@ def above(storage: Storage) -> list[Storage]:
     return found
 
 
-def below(storage: Storage) -> list[Storage]:
-    """The storages made from it, likewise."""
+def below(storage: Storage, stride: int = 1) -> list[Storage]:
+    """The storages made from it, likewise. `stride`: of the operations that take a value only each so many'th."""
     found: list[Storage] = []
     for value in storage.values:
         users = value.users
-        if users is not None:
-            for user in users if isinstance(users, dict) else (users,):
-                for output in user.outputs:
-                    if output is not None:
-                        found.append(output.storage)
+        if isinstance(users, Operation):  # mostly
+            _add_made(users, found)
+        elif users is not None:
+            for user in users if stride == 1 else islice(users, 0, None, stride):
+                _add_made(user, found)
     return found
 
 
-def sample_below(storage: Storage, most: int) -> tuple[list[Storage], int]:
-    """The same, or of each value that many operations take only each so many'th of these: that number, too."""
+def _add_made(operation: Operation, found: list[Storage]) -> None:
+    for output in operation.outputs:
+        if output is not None:
+            found.append(output.storage)
+
+
+def stride_below(storage: Storage, most: int) -> int:
+    """One, or more where more than `most` operations take a value on it: with that `below` finds a sample."""
     stride = 1
     for value in storage.values:
         users = value.users
         if isinstance(users, dict) and len(users) > most:
             stride = max(stride, len(users) // most + 1)
-    if stride == 1:
-        return below(storage), 1
-    found: list[Storage] = []
-    for value in storage.values:
-        for user in islice(value.each_user(), 0, None, stride):
-            for output in user.outputs:
-                if output is not None:
-                    found.append(output.storage)
-    return found, stride
+    return stride
 
 
 def evicted_neighbours(storage: Storage) -> list[Storage]:

@@ -15,4 +15,4 @@ cdef class Around:
     cpdef double cost(self, Candidate candidate) except? -1
     cpdef double lower_bound(self, Candidate candidate) except? -1
     cpdef double room(self, pool) except? -1
-    cpdef long long need(self, Candidate candidate) except? -1
+    cpdef long long need(self, Candidate candidate, double enough=*) except? -1

@@ -53,8 +53,11 @@ class Around:
         """Bytes of the pool that candidates and what is made may take."""
         return inf
 
-    def need(self, candidate: Any) -> int:
-        """About how many bytes are locked at once while it is brought back after an eviction."""
+    def need(self, candidate: Any, enough: float = -1.0) -> int:
+        """About how many bytes are locked at once while it is brought back after an eviction.
+
+        Up to `enough` it may be more than that.
+        """
         return 0
 
 

@@ -47,11 +47,11 @@ cdef class Tournaments(Candidates):
     @cython.locals(
         tournament=Tournament, slot=Py_ssize_t, candidate=Candidate,
         known_base=double, known_slope=double, neighbours=double, origin=double, accessed=double, base=double, slope=double,
-        passed=Candidate, least="long long", tries=Py_ssize_t, need="long long",
+        enough=double, passed=Candidate, least="long long", tries=Py_ssize_t, need="long long",
     )
     cpdef list choose(self, double now)
     cdef bint _is_dropped(self, Candidate candidate, double neighbours) except -1
-    cdef long long _need(self, Candidate candidate, double now) except? -1
+    cdef long long _need(self, Candidate candidate, double now, double enough) except? -1
     @cython.locals(cost=double, base=double, slope=double)
     cdef (double, double) _line(self, Candidate candidate, double neighbours) except *
     @cython.locals(tournament=Tournament, slot=Py_ssize_t, candidate=Candidate, base=double, slope=double)

@@ -426,8 +426,9 @@ class Tournaments(Candidates):
                         return [candidate]
                     if now == self._time and self._passed >= _HOPELESS:
                         return [candidate]
-                    need = self._need(candidate, now)
-                    if need <= _SHARE * self.around.room(self.pool):
+                    enough = _SHARE * self.around.room(self.pool)
+                    need = self._need(candidate, now, enough)
+                    if need <= enough:
                         return [candidate]
                     self._passed += 1
                     if passed is None or need < least:
@@ -446,7 +447,7 @@ class Tournaments(Candidates):
         """Whether it comes back by recomputation, not from a tier."""
         return self.tiers is None or self.tiers.cheapest(candidate, neighbours) == (candidate.cost, neighbours)
 
-    def _need(self, candidate: Candidate, now: float) -> int:
+    def _need(self, candidate: Candidate, now: float, enough: float) -> int:
         """What bringing it back would lock. Asked once at a time: while room is made, it can only grow."""
         if now != self._time:
             self._time = now
@@ -454,7 +455,7 @@ class Tournaments(Candidates):
             self._needs.clear()
         need = self._needs.get(candidate.number)
         if need is None:
-            need = self._needs[candidate.number] = self.around.need(candidate)
+            need = self._needs[candidate.number] = self.around.need(candidate, enough)
         return need
 
     def _line(self, candidate: Candidate, neighbours: float) -> tuple[float, float]:
