@@ -241,8 +241,7 @@ FOR_TYPES = {
     "_foresight.rounds": "_cache",  # it has one
     "_engine.machine": "_engine.finalizer _engine.frames",  # it counts what departs, and locks
     "_engine.memory": "_engine.device_tiers",  # whose part they are
-    "_engine.pool": """_engine.graph _engine.needed _engine.finalizer _engine.advice
-        _engine.frames""",  # the pool that a storage is in
+    "_engine.pool": "_engine.graph _engine.needed _engine.advice _engine.frames",  # the pool that a storage is in
     "_engine.engine": """_engine.frames _engine.scheduler _engine.recount _engine.settling _engine.thrashing
         _engine.ahead _engine.destroyed _engine.forking _engine.advice _engine.randomness""",  # whose part they are
     "_sight.why": "_cache",

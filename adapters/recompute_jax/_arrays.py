@@ -14,8 +14,7 @@ devices in one process (XLA's `--xla_force_host_platform_device_count`) these ar
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Hashable, Iterable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from hashlib import blake2b
 from math import prod
@@ -216,7 +215,7 @@ class JaxAdapter(rc.adapters.ArrayAdapter):
         memory = _aligned(head.dtype.itemsize * prod(head.shape))
         load(memory)
         words = memory.view(head.dtype).reshape(head.shape)
-        with self.repeated():
+        with jax.core.eval_context():
             if head.weak_type:  # as JAX itself does when it unpickles
                 words = TypedNdArray(words, jax.core.ShapedArray(words.shape, words.dtype, weak_type=True))
             with jax.enable_x64(True), jax.default_device(next(iter(head.sharding.device_set))):
@@ -237,9 +236,10 @@ class JaxAdapter(rc.adapters.ArrayAdapter):
         """An array is all of its memory."""
         return (value.dtype, value.shape)
 
-    def repeated(self) -> AbstractContextManager[Any]:
+    def repeated(self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Out of whatever JAX traces now: a `get` in there recomputes a value."""
-        return jax.core.eval_context()
+        with jax.core.eval_context():
+            return function(*args, **kwargs)
 
     def check(self, value: Any) -> None:
         """No traced value, and no ref."""

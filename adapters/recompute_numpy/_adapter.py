@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from functools import cached_property
 from hashlib import blake2b
 from math import prod
@@ -176,9 +175,10 @@ class NumpyAdapter(rc.adapters.ArrayAdapter):
         last = value[tuple([slice(-1, None)] * value.ndim)]
         return value[tuple([slice(None, None, step) for step in steps])].tobytes(), last.tobytes()
 
-    def repeated(self) -> AbstractContextManager[Any]:
+    @np.errstate(all="ignore")
+    def repeated(self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Division by zero and the like were warned of, or raised, under the error state of the first run."""
-        return np.errstate(all="ignore")
+        return function(*args, **kwargs)
 
     def compact(self, value: Any) -> Callable[[], Any] | None:
         """Of equal elements, to the last bit."""

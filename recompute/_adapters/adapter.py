@@ -188,6 +188,7 @@ def _kind_of(adapter: Adapter, cls: type) -> Kind:
     kind.silent = kind.evicted is None and kind.vacate is None
     kind.outlines = outlined and not told and kind.vacate is None and kind.restored is None
     kind.inert = 0
+    kind.content = adapter.arrays or issubclass(cls, _remembering.PLAIN)
     kind.readonce = issubclass(cls, (Iterator, AsyncIterator, Coroutine))
     kind.handle = hasattr(cls, "_is_recomputable")
     if kind.handle or cls in _READ_ONCE:
@@ -320,13 +321,6 @@ def _packer_of(part: Any) -> Adapter | None:
 def fingerprint(value: Any) -> bytes | None:
     """The digest that `Cache(verify=True)` compares; None where the value cannot be checked."""
     return kinds[type(value)].adapter.fingerprint(value)
-
-
-def remember_plain(value: Any) -> Callable[[], Any] | None:
-    """As `Adapter.remember`, of containers and arrays; None: it is something else."""
-    kind = kinds[type(value)]
-    plain = kind.array is not None or isinstance(value, _remembering.PLAIN)
-    return kind.remember(value) if plain and kind.remember is not None else None
 
 
 def known_devices() -> list[str] | None:

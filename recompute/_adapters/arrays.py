@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import partial
 from math import prod
 from typing import Any
@@ -110,9 +109,9 @@ class ArrayAdapter(Adapter):
         """
         return None
 
-    def repeated(self) -> AbstractContextManager[Any] | None:
-        """What a repeated run is to be surrounded by, so that it does not say again what the first one has said."""
-        return None
+    def repeated(self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Call the function for a repeated run, so that it does not say again what the first one has said."""
+        return function(*args, **kwargs)
 
     def constant(self, value: Any) -> bool:
         """Whether the value cannot change: then it is no source when it meets an array, but a constant."""

@@ -3,6 +3,7 @@ cdef class Kind:
     cdef public object array
     cdef public bint atomic
     cdef public object buffer
+    cdef public bint content
     cdef public object destroyed
     cdef public object device
     cdef public object enter

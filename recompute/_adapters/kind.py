@@ -18,6 +18,7 @@ class Kind:
         "array",
         "atomic",
         "buffer",
+        "content",
         "destroyed",
         "device",
         "enter",
@@ -65,6 +66,8 @@ class Kind:
     """An eviction is no news to it."""
     outlines: bool
     """All that it wants of an evicted value is the outline, for a Recomputable that reads it."""
+    content: bool
+    """A container or an array: its methods are those of what is in it."""
     readonce: bool
     handle: bool
     """A Recomputable."""

@@ -28,7 +28,7 @@ cpdef pack(object argument, list keep, list found)
 cpdef _pack(object argument, list keep, list found, int depth)
 
 
-@cython.locals(facts=Facts)
+@cython.locals(facts=Facts, kind=Kind)
 cpdef bound(object function)
 cdef _Names _names_of(Code code)
 cdef _closed(object function, Facts facts)

@@ -18,7 +18,7 @@ from typing import Any, Final
 from weakref import ref
 
 from recompute import _cython as cython
-from recompute._adapters.adapter import FUNCTIONS, kinds, remember_plain
+from recompute._adapters.adapter import FUNCTIONS, kinds
 from recompute._engine.functions import Code, Facts, code_of, content, facts_of
 from recompute._engine.graph import Operation, Value
 from recompute._engine.sizes import constant, identity
@@ -198,7 +198,8 @@ def bound(function: Any) -> Any:
         inner = bound(function.func)
         return function if inner is function.func else partial(inner, *function.args, **function.keywords)
     if cls in (MethodType, BuiltinFunctionType):
-        again = remember_plain(function.__self__)
+        kind = kinds.of(type(function.__self__))
+        again = kind.remember(function.__self__) if kind.content and kind.remember is not None else None
         return function if again is None else Method(function, again)
     return function
 

@@ -6,7 +6,7 @@ from recompute._engine.frames cimport Frame, Here, Request, Running
 from recompute._engine.graph cimport Operation, Storage, Value
 from recompute._engine.journal cimport Journal
 from recompute._engine.machine cimport Machine
-from recompute._engine.memory cimport Memory, own_memory
+from recompute._engine.memory cimport Memory, is_expected, own_memory
 from recompute._engine.meter cimport Meter
 from recompute._engine.pool cimport Pool
 from recompute._engine.references cimport References
@@ -51,9 +51,10 @@ cdef class Engine:
     cdef bint _foreign
     cdef dict _ranking
 
-    @cython.locals(victim=Storage, collected=bint, found=bint, fits=bint, asks=bint, evicted=Py_ssize_t, most=Py_ssize_t)
+    @cython.locals(victim=Storage, collected=bint, found=bint, fits=bint, there=bint, asks=bint, evicted=Py_ssize_t, most=Py_ssize_t)
     cpdef allocate(self, Pool pool, long long size, Frame frame, Operation what)
-    @cython.locals(stack=list, here=Here, outer=Frame, frame=Frame, start=double, cost=double, made=list, call=Call, meter=Meter, began=double, spent=double)
+    @cython.locals(stack=list, here=Here, outer=Frame, frame=Frame, start=double, cost=double, made=list, call=Call, meter=Meter, began=double, spent=double,
+        repeated="long long")
     cpdef perform(self, Frame bottom)
     cpdef bint evict(self, Storage storage, str why, bint watch=*) except -1
     cpdef Frame rematerialize(self, list stack)

@@ -33,7 +33,7 @@ from recompute._engine.forking import engines
 from recompute._engine.frames import Frame, Request, running
 from recompute._engine.graph import EVICTED, NOWHERE, Operation, ReleaseMode, Storage, Value, copy_of, tier_of
 from recompute._engine.journal import Journal
-from recompute._engine.memory import Made, Memory, own_memory
+from recompute._engine.memory import Made, Memory, is_expected, own_memory
 from recompute._engine.meter import Meter, checked_clock
 from recompute._engine.moving import Moving
 from recompute._engine.options import Settings
@@ -176,10 +176,9 @@ class Engine:
             victims = self._rank(pool, asks) if self._foreign and pool.used + size > pool.limit else None
             with self.changes.alone(), self.changes.begun():
                 found = True
-                fits = pool.used + size <= pool.limit
-                if fits:
-                    self.machine.reserve(pool, size)
-                    frame.reserved += ((pool, size),)
+                fits = there = pool.used + size <= pool.limit
+                if there:
+                    pass
                 elif victims is None and self._foreign:
                     pass  # another thread has just taken the room: who is to go is asked without the lock
                 elif not self.settling.mine_depart(pool):
@@ -191,9 +190,15 @@ class Engine:
                         if victim.resident and not victim.locks:
                             self.evict(victim, "pressure")
                             evicted += 1
-                    found = bool(victims) or self.scheduler.find_room(self, pool, frame)
+                    if victims:
+                        fits = pool.used + size <= pool.limit and pool.adaptive is None
+                    else:
+                        found = self.scheduler.find_room(self, pool, frame)
+                if fits:
+                    self.machine.reserve(pool, size)
+                    frame.reserved += ((pool, size),)
             self.settling.settle_departures()
-            if fits or frame.unlocked:
+            if there or frame.unlocked:
                 return
             if not self.is_pressed:
                 self.is_pressed = True
@@ -204,6 +209,9 @@ class Engine:
                     except BaseException:  # an interrupt
                         self.is_pressed = False
                         raise
+            if fits:
+                self.settling.settle()
+                return
             if not found and not self.finalizer.queue and not self._retry_moving(pool, False):
                 if not tried and self._retry_moving(pool, True):
                     tried = True
@@ -230,6 +238,7 @@ class Engine:
         meter = self.meter
         start = meter.read() if outer is not None else 0.0
         began, spent = meter.turn_begins(), 0.0
+        repeated = self.journal.rematerializations
         self.watchful = True
         call = Call()
         bottom.belongs_to(call)
@@ -274,12 +283,11 @@ class Engine:
         if turns.lent:
             turns.take_back()
         meter.turn_ends(began, spent)
-        ran_again = self.journal.rematerializations >= self.thrashing.next
         if not self.scheduler.stacks:
             self.watchful = self.observed or self.results.fragile
         if outer is not None:
             outer.elsewhere += self.meter.read() - start
-        elif ran_again and self.options.warns:
+        elif repeated < self.journal.rematerializations >= self.thrashing.next and self.options.warns:
             self.thrashing.look(self)
 
     def evict(self, storage: Storage, why: Reason, watch: bool = True) -> bool:
@@ -399,12 +407,12 @@ class Engine:
         """Make room for the outputs, and start; False if the arguments must be locked again."""
         operation = frame.operation
         assert operation is not None
-        if frame.needs is None:
+        if frame.needs is None:  # else that was tried as its arguments were locked
             self.runs.expect(frame)
-        with self.changes.alone(), self.changes.begun():
-            if not frame.unlocked and self.memory.reserve(frame, frame.needs or ()):  # nearly always
-                self._start(frame)
-                return True
+            with self.changes.alone(), self.changes.begun():
+                if not frame.unlocked and self.memory.reserve(frame, frame.needs or ()):
+                    self._start(frame)
+                    return True
         for pool, size in self.memory.by_pool(frame.needs or ()).items():
             try:
                 self.allocate(pool, size, frame, operation)
@@ -534,10 +542,8 @@ class Engine:
             if fits:
                 break
             self._make_room_for(frame, made)
-        if frame.key is not None:
-            needed = own_memory(made)
-            if needed != frame.needs or frame.rough is not None:
-                memory.sizes.learn(frame.key, needed, frame.rough)
+        if frame.key is not None and (frame.rough is not None or not is_expected(made, frame.needs)):
+            memory.sizes.learn(frame.key, own_memory(made), frame.rough)
         return following
 
     def _why_again(self, frame: Frame) -> str:

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from recompute._engine.changes import Call
     from recompute._engine.device_tiers import Copy
     from recompute._engine.machine import Machine
-    from recompute._engine.pool import Pool
 
 
 def _weak(thing: Any) -> ref[Any] | None:

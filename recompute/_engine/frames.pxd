@@ -43,7 +43,7 @@ cdef class Frame:
     cdef public Py_ssize_t waiting_below
 
     cpdef lock(self, Storage storage)
-    @cython.locals(missing=list, locked=list, value=Value, storage=Storage, machine=Machine, operation=Operation, begins=bint)
+    @cython.locals(missing=list, locked=list, value=Value, storage=Storage, machine=Machine, operation=Operation, begins=bint, away=bint)
     cpdef lock_arguments(self, double now)
     @cython.locals(locked=list, storage=Storage, machine=Machine)
     cpdef unlock(self)
@@ -59,12 +59,14 @@ cdef class Request(Frame):
 
 cdef class Here:
     cdef public Frame frame
+    cdef public unsigned long thread
 
     @cython.locals(frame=Frame)
     cpdef Frame innermost(self)
 
 
 cdef class Running:
+    cdef Here _newest
     cdef dict _threads
 
     @cython.locals(here=Here)

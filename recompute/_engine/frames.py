@@ -136,12 +136,10 @@ class Frame:
             for value in self.arguments:
                 storage = value.storage
                 storage.last_access = now
-                if begins and value.users is not operation and operation is not None and not value.is_gone:
-                    if value.users is None:  # mostly
-                        value.users = operation  # before it has run: its arguments are not forgotten meanwhile
-                    else:
-                        value.add_user(operation)
-                if value.payload is EVICTED:
+                away = value.payload is EVICTED
+                if begins and operation is not None and not (away and value.is_gone):
+                    value.add_user(operation)  # before it has run: its arguments are not forgotten meanwhile
+                if away:
                     if missing is _NOTHING:
                         missing = self.missing = []
                     missing.append(value)
@@ -191,9 +189,10 @@ class Request(Frame):
 class Here:
     """What runs in one thread."""
 
-    __slots__ = ("frame",)
+    __slots__ = ("frame", "thread")
 
     def __init__(self) -> None:
+        self.thread = get_ident()
         self.frame: Frame | None = None
         """The operation whose function runs, the innermost one."""
 
@@ -208,17 +207,22 @@ class Here:
 class Running:
     """The operations whose functions run now: a `get` inside one is a dependency found at run time."""
 
-    __slots__ = ("_threads",)
+    __slots__ = ("_newest", "_threads")
 
     def __init__(self) -> None:
+        self._newest: Here | None = None
+        """That was asked for last."""
         self._threads: dict[int, Here] = {}
         """By a dict, which compiled code reads faster than a `local`; the system uses identities of threads again."""
 
     def here(self) -> Here:
         """Of this thread."""
-        here = self._threads.get(get_ident())
-        if here is None:
-            here = self._threads[get_ident()] = Here()
+        here = self._newest
+        if here is None or here.thread != get_ident():
+            here = self._threads.get(get_ident())
+            if here is None:
+                here = self._threads[get_ident()] = Here()
+            self._newest = here
         return here
 
     def frame(self) -> Frame | None:

@@ -28,6 +28,11 @@ cdef class Value:
     cdef public bint outlined
     cdef public object remains
 
+    cpdef bint forget_reference(self, object reference) except -1
+    cpdef refer(self, object reference)
+    cpdef add_user(self, Operation operation)
+    cpdef remove_user(self, Operation operation)
+
 
 cdef class Storage(Candidate):
     cdef public Pool pool

@@ -52,3 +52,5 @@ cdef class Memory:
 
 cpdef _cost_fell(Storage storage)
 cpdef list own_memory(list made)
+@cython.locals(size="long long", expected="long long", device=str, name=str)
+cpdef bint is_expected(list made, object needs) except -1

@@ -342,3 +342,12 @@ def own_memory(made: Sequence[Made]) -> list[tuple[str, int]]:
             where = buffer or -number
             own[where] = (device, max(size, own[where][1]) if where in own else size)
     return [(device, size) for device, size in own.values() if size]
+
+
+def is_expected(made: Sequence[Made], needs: Sequence[tuple[str, int]] | None) -> bool:
+    """Whether the outputs of a run need what was expected; nearly always one that has memory of its own does."""
+    if len(made) == 1 and needs is not None and len(needs) == 1:
+        _, size, _, device, _, shares = made[0]
+        name, expected = needs[0]
+        return size == expected and size > 0 and shares is None and device == name
+    return own_memory(made) == needs

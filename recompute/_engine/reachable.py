@@ -135,7 +135,7 @@ class _Search:
             if member.__name__ != "__dict__":
                 self.at(part, depth + 1)
             elif isinstance(part, dict):
-                for inner in _first(part.values, PARTS):
+                for inner in list(part.values()) if len(part) <= PARTS else _first(part.values, PARTS):
                     self.at(inner, depth + 1)
 
 

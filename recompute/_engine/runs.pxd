@@ -15,7 +15,7 @@ cdef Kinds kinds
 
 
 @cython.locals(value=Value, kind=Kind)
-cdef _quiet(Operation operation)
+cdef _repeated(Operation operation)
 
 
 cdef class Runs:

@@ -6,7 +6,6 @@ All of it without the lock: functions, clocks and adapters are the user's.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from math import inf
 from typing import Any, Final
 
@@ -126,7 +125,7 @@ class Runs:
                 named = keywords_of(operation)
         if operation.runs and self._results.samples:
             check_sources(self._results.samples, operation)
-        quiet = _quiet(operation) if operation.runs else None
+        again = _repeated(operation) if operation.runs else None
         timer = meter.start_timer(operation) if meter.timers else None
         if turns.lent:
             turns.take_back()
@@ -138,11 +137,7 @@ class Runs:
         here.frame = frame
         start = meter.read()
         try:
-            if quiet is not None:
-                with quiet:
-                    result = function(*positional, **named)
-            else:
-                result = function(*positional, **named)
+            result = function(*positional, **named) if again is None else again(function, positional, named)
         except BaseException as error:
             note_creation(error, operation)
             raise
@@ -171,12 +166,12 @@ def note_creation(error: BaseException, operation: Operation) -> None:
             raise
 
 
-def _quiet(operation: Operation) -> AbstractContextManager[Any] | None:
-    """What surrounds a repeated run on arrays of a library that would warn of the same again."""
+def _repeated(operation: Operation) -> Callable[..., Any] | None:
+    """What calls the function of a repeated run on arrays of a library that would warn of the same again."""
     for value in operation.arguments:
         kind = kinds.of(type(value.payload))
         if kind.array is not None:
-            return kind.array.repeated()
+            return kind.array.repeated
     return None
 
 
