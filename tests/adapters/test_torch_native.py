@@ -1416,6 +1416,43 @@ def test_an_interrupt_as_a_block_is_entered(where: str, monkeypatch: pytest.Monk
         pass
 
 
+def test_a_fork_while_other_threads_make_and_drop_small_tensors() -> None:
+    """Bytes are counted exactly, and a child goes on: no lock is held by a thread that it does not have."""
+    found = in_a_process(
+        """
+        import os, signal, torch, recompute_torch as rt
+        from threading import Event, Thread
+        over, wrong = Event(), []
+
+        def make_and_drop(seed):
+            kept = [torch.ones(size) * 2 for size in range(1, 300, seed)]
+            while not over.is_set():
+                for index, tensor in enumerate(kept):
+                    kept[index] = tensor * 1
+            wrong.extend(tensor for tensor in kept if tensor.sum().item() != 2 * tensor.numel())
+
+        with rt.budget(native=True) as block:
+            before = block.stats().used
+            threads = [Thread(target=make_and_drop, args=(seed,)) for seed in (3, 5, 7)]
+            for thread in threads:
+                thread.start()
+            for _ in range(200):
+                child = os.fork()
+                if not child:
+                    signal.alarm(60)
+                    os._exit(int((torch.ones(8) * 2).sum().item() != 16))
+                print(os.waitpid(child, 0)[1], end="")
+            over.set()
+            for thread in threads:
+                thread.join()
+            torch.ones(1) * 1  # what is dropped is known by the next operator
+            assert block.stats().used == before and not wrong, (block.stats().used, before, wrong)
+            block.check()
+        """
+    )
+    assert (found.returncode, found.stdout) == (0, "0" * 200), found.stderr
+
+
 def test_a_fork_while_another_thread_enters_a_block() -> None:
     """The child has no such thread, and can enter blocks of its own."""
     found = in_a_process(
