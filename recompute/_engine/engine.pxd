@@ -51,7 +51,7 @@ cdef class Engine:
     cdef bint _foreign
     cdef dict _ranking
 
-    @cython.locals(victim=Storage, collected=bint, found=bint, fits=bint, there=bint, asks=bint, evicted=Py_ssize_t, most=Py_ssize_t)
+    @cython.locals(victim=Storage, collected=bint, found=bint, fits=bint, there=bint, ranked=bint, asks=bint, evicted=Py_ssize_t, most=Py_ssize_t)
     cpdef allocate(self, Pool pool, long long size, Frame frame, Operation what)
     @cython.locals(stack=list, here=Here, outer=Frame, frame=Frame, start=double, cost=double, made=list, call=Call, meter=Meter, began=double, spent=double,
         repeated="long long")

@@ -177,11 +177,8 @@ class Engine:
             with self.changes.alone(), self.changes.begun():
                 found = True
                 fits = there = pool.used + size <= pool.limit
-                if there:
-                    pass
-                elif victims is None and self._foreign:
-                    pass  # another thread has just taken the room: who is to go is asked without the lock
-                elif not self.settling.mine_depart(pool):
+                ranked = victims is not None or not self._foreign  # else another thread has just taken the room
+                if not there and ranked and not self.settling.mine_depart(pool):
                     if self.memory.story is not None:
                         self.memory.story.wants(what, size)
                     if victims is None:

@@ -39,7 +39,7 @@ cdef class Departure:
     cdef public object why
 
     @cython.locals(kind=Kind, value=Value, referred=bint)
-    cdef _look(self)
+    cdef _collect(self)
     @cython.locals(value=Value)
     cpdef take(self)
     @cython.locals(kind=Kind, value=Value, held=Held)

@@ -126,10 +126,10 @@ class Departure:
         self.watched: ref[Any] | None = None
         self.weak: dict[int, ref[Any] | None] = {}  # number of a value -> its payload here
         self.held: Held | None = None
-        self._look()
+        self._collect()
 
-    def _look(self) -> None:
-        """At what is there."""
+    def _collect(self) -> None:
+        """Take down which payloads are there."""
         for value in self.storage.values:
             if value.payload is not EVICTED:
                 referred = value.references is not None

@@ -225,7 +225,7 @@ class Needs(Neighbourhood):
         """An estimate: the most for it, or for a needed evicted storage whose way back its eviction makes longer.
 
         Sources are there anyway. Looks at some `_OPERATIONS * reach` operations at most. If all that these take and
-        make is no more than `enough`, as mostly, that will do.
+        make is no more than `enough`, as mostly, that is the answer.
         """
         storage: Storage = candidate
         needs = self._needs

@@ -126,7 +126,7 @@ def above(storage: Storage) -> list[Storage]:
 
 
 def below(storage: Storage, stride: int = 1) -> list[Storage]:
-    """The storages made from it, likewise. `stride`: of the operations that take a value only each so many'th."""
+    """The storages made from it, likewise; with a `stride`, from every so many operations that take a value."""
     found: list[Storage] = []
     for value in storage.values:
         users = value.users

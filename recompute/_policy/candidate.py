@@ -56,7 +56,7 @@ class Around:
     def need(self, candidate: Any, enough: float = -1.0) -> int:
         """About how many bytes are locked at once while it is brought back after an eviction.
 
-        Up to `enough` it may be more than that.
+        An answer of at most `enough` need not be more than an upper bound.
         """
         return 0
 
