@@ -25,7 +25,7 @@ from torch.utils._python_dispatch import is_in_any_mode_without_ignore_compile_i
 import recompute as rc
 from recompute.extend import Counts, Settings
 from recompute.text import parse_budget
-from recompute_torch._blocks import CURE, ENTERED_ONCE, Block, current
+from recompute_torch._blocks import CURE, ENTERED_ONCE, Block, choosing, current
 from recompute_torch._escapes import GUARDS
 from recompute_torch._holders import Floor, explain, warn_of
 from recompute_torch._limits import Activations, for_cache
@@ -83,6 +83,20 @@ class _Mode(TorchDispatchMode):
 
 
 set_code_exec_strategy(_Mode.__torch_dispatch__.__code__, _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.SKIP))
+
+
+_modes_inside: Final[set[_Mode]] = set()
+"""Those of all threads."""
+_before: Final[list[bool]] = []
+"""What torch notes of modes for the whole process, and not for each thread, as it was without them."""
+
+
+if hasattr(os, "register_at_fork"):  # a child has no other threads
+    os.register_at_fork(after_in_child=lambda: _modes_inside.intersection_update(_get_current_dispatch_mode_stack()))
+
+
+def _flags() -> tuple[bool, bool, bool]:
+    return is_in_torch_dispatch_mode(), is_in_torch_dispatch_mode(False), is_in_any_mode()
 
 
 class budget(Block):
@@ -198,23 +212,28 @@ class budget(Block):
     def _take_part(self) -> None:
         here = self._here
         if here.mode is None:
-            here.flags = is_in_torch_dispatch_mode(), is_in_torch_dispatch_mode(False), is_in_any_mode()
-            here.mode = self._mode(self._tracker)
-            here.mode.__enter__()
+            with choosing:
+                if not _modes_inside:
+                    _before[:] = _flags()
+                here.mode = self._mode(self._tracker)
+                _modes_inside.add(here.mode)
+                here.mode.__enter__()
         self._interrupts.hold()
 
     def _step_out(self) -> None:
-        here = self._here
-        if here.mode is None:
+        mode: Any = self._here.mode
+        if mode is None:
             return
-        mode: Any = here.mode
-        mode.old_dispatch_mode_flags = [here.flags[0]]
-        mode.old_non_infra_dispatch_mode_flags = [here.flags[1]]
-        mode.old_without_ignore_compile_internals_dispatch_mode_flags = [here.flags[2]]
-        if all(one is not mode for one in _get_current_dispatch_mode_stack()):  # an interrupt came on the way in or out
-            torch._C._push_on_torch_dispatch_stack(mode)
-        mode.__exit__(None, None, None)
-        here.mode = None
+        with choosing:
+            flags = _before if _modes_inside <= {mode} else _flags()
+            mode.old_dispatch_mode_flags = [flags[0]]
+            mode.old_non_infra_dispatch_mode_flags = [flags[1]]
+            mode.old_without_ignore_compile_internals_dispatch_mode_flags = [flags[2]]
+            if all(one is not mode for one in _get_current_dispatch_mode_stack()):  # an interrupt came on its way
+                torch._C._push_on_torch_dispatch_stack(mode)
+            mode.__exit__(None, None, None)
+            _modes_inside.discard(mode)
+        self._here.mode = None
 
     def _close(self) -> None:
         try:

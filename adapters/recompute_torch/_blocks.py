@@ -40,7 +40,7 @@ blocks: Final[WeakSet[Block]] = WeakSet()
 """Those that are open, for processes that are forked off: the workers of a DataLoader."""
 
 
-_choosing: Final[Any] = RLock()
+choosing: Final[Any] = RLock()
 """One block at a time opens or closes."""
 
 
@@ -102,7 +102,7 @@ def _forked() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forked)
-    os.register_at_fork(after_in_child=_choosing._at_fork_reinit)  # another thread may have had it
+    os.register_at_fork(after_in_child=choosing._at_fork_reinit)  # another thread may have had it
 
 
 class _Here(local):
@@ -117,7 +117,6 @@ class _Here(local):
     others: Sequence[Block] = ()
     """Those that take no part while it is in this one."""
     mode: Any = None
-    flags: tuple[bool, ...] = ()
 
 
 class Block(ABC):
@@ -160,7 +159,7 @@ class Block(ABC):
                 if not self._entrances:
                     self._open()
                     self._lap = 0, perf_counter(), self._counts()
-                    with _choosing:
+                    with choosing:
                         blocks.add(self)
                         _threads.open(self)
                         _watch_optimizers()
@@ -177,6 +176,8 @@ class Block(ABC):
 
     def leaving(self) -> Iterable[Callable[[], object]]:
         """What ends the innermost entry of this thread, in steps that can be done again: see `leave_in_steps`."""
+        if not self._here.entries:
+            raise RuntimeError("a budget block is left by the thread that entered it, and this one has not")
         *rest, entry = self._here.entries
         return (
             partial(self._leave, entry, tuple(rest)),
@@ -235,7 +236,7 @@ class Block(ABC):
             while self._hooks:
                 self._hooks[-1].remove()
                 self._hooks.pop()
-            with _choosing:
+            with choosing:
                 _threads.close(self)
                 blocks.discard(self)
                 _watch_optimizers()

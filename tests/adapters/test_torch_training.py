@@ -11,7 +11,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from functools import cache, partial
 from pathlib import Path
-from threading import Thread, local
+from threading import Event, Thread, local
 from typing import Any
 
 import pytest
@@ -23,6 +23,7 @@ sys.path.append(str(Path(__file__).resolve().parents[1] / "examples"))
 
 from _torch_scripts import alike, left_in, network, train  # noqa: E402  # after importorskip
 from example_scripts import example  # noqa: E402  # it lies beside other tests
+from torch.utils._python_dispatch import is_in_torch_dispatch_mode  # noqa: E402  # after importorskip
 
 import recompute_torch as rt  # noqa: E402  # after importorskip
 from recompute import extend  # noqa: E402  # after importorskip
@@ -294,6 +295,26 @@ def test_a_thread_takes_part_no_longer_as_it_ends() -> None:
     with rt.budget() as block:
         run_all([Thread(target=work)])
     assert left == [(0, False)]
+
+
+def test_blocks_of_two_threads_that_overlap_leave_nothing_in_torch() -> None:
+    """What torch notes of modes for the whole process, such as torch.compile asks for, is as it was before them."""
+    first_is_in, first_may_leave = Event(), Event()
+
+    def work() -> None:
+        with rt.budget(native=False):
+            first_is_in.set()
+            first_may_leave.wait(60)
+
+    before = is_in_torch_dispatch_mode()
+    thread = Thread(target=work)
+    thread.start()
+    assert first_is_in.wait(60)
+    with rt.budget(native=False):
+        first_may_leave.set()
+        thread.join()
+        assert is_in_torch_dispatch_mode()
+    assert is_in_torch_dispatch_mode() == before
 
 
 def run_all(threads: list[Thread]) -> None:

@@ -71,6 +71,8 @@ class budget:
     def leaving(self) -> Iterable[Callable[[], object]]:
         """What ends the innermost entry, in steps that can be done again: see `leave_in_steps`."""
         entries = self._trace.around
+        if not entries:
+            raise RuntimeError("this budget block is left once for each time that it is entered, and it is not entered")
         return (
             set_current_trace(entries[-1]).__enter__,  # type: ignore[no-untyped-call]  # JAX's
             partial(entries.__delitem__, slice(len(entries) - 1, None)),
