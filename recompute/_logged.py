@@ -26,6 +26,10 @@ _told: list[str] = []
 """The form of the library, once the log has it."""
 
 
+_loggers: list[Logger] = []
+"""The one of that name. It is asked for once: an interrupt in `getLogger` can leave the lock of `logging` acquired."""
+
+
 class Log:
     """Listens to one cache while the level of the logger is DEBUG or lower."""
 
@@ -39,8 +43,9 @@ class Log:
         logging = sys.modules.get("logging")
         if logging is None or self._stop is not None:
             return
-        if self._logger is None:
-            self._logger = logging.getLogger(NAME)
+        if not _loggers:
+            _loggers.append(logging.getLogger(NAME))
+        self._logger = _loggers[0]
         if self._logger.isEnabledFor(logging.DEBUG):
             self._stop = subscribe(self)
             if not _told:
