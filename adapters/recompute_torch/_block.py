@@ -88,7 +88,7 @@ set_code_exec_strategy(_Mode.__torch_dispatch__.__code__, _FrameExecStrategy(_Fr
 _modes_inside: Final[set[_Mode]] = set()
 """Those of all threads."""
 _before: Final[list[bool]] = []
-"""What torch notes of modes for the whole process, and not for each thread, as it was without them."""
+"""Torch's flags of modes without them: it has one set for the whole process, not one for each thread."""
 
 
 if hasattr(os, "register_at_fork"):  # a child has no other threads

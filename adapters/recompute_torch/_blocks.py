@@ -135,7 +135,7 @@ class Block(ABC):
         self._steps: deque[Step] = deque(maxlen=_MAX_STEPS)
         self._interrupts = Interrupts()
         self._here = _Here()
-        self._entrances: set[object] = set()  # one object for each time that a thread has entered and not left
+        self._entrances: set[object] = set()  # an object for each entry that is not left, of all threads
         self._hooks: list[Any] = []
         self._optimizer: ref[torch.optim.Optimizer] | None = None
         self._lock = RLock()

@@ -194,7 +194,7 @@ class _Trace(jax.core.Trace):
         super().__init__()  # type: ignore[no-untyped-call]  # JAX's
         self.cache = cache
         self.around: list[Any] = []
-        """What was current before, for each time that the block is entered."""
+        """The traces that were current before, one for each entry of the block."""
         self._sources: dict[int, Value] = {}
         """By id of an array: its source, which is empty once nothing needs it."""
         self._most = _FEW
