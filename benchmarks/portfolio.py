@@ -55,7 +55,7 @@ class Watch:
     def __exit__(self, *_: object) -> None:
         own.portfolio = self._portfolio
 
-    def _watched(self, problem: Problem, meter: Meter, online: Online = lambda: None) -> Iterator[Start]:
+    def _watched(self, problem: Problem, meter: Meter, online: Online = lambda _: None) -> Iterator[Start]:
         starts = list(self._portfolio(problem, meter, online))
         if starts and starts[0].member != "program":
             costs = {start.member: cost_of(problem, start.sequence) for start in starts}

@@ -100,7 +100,7 @@ class Planning:
             if self.budget < problem.least:
                 raise PlanError(f"a plan needs {problem.least:,} bytes")
             for effort in self._efforts:
-                sequence, _ = own(problem, Effort(effort), online=lambda: known)
+                sequence, _ = own(problem, Effort(effort), online=lambda _: known)
                 script = script_of(self.recorded, problem, sequence)
                 if self.script is None or script.cost < self.script.cost:
                     self.script = script

@@ -57,7 +57,7 @@ def plan_with_tier(program: Program, budget: int, text: str, options: dict[str, 
         limited = replace(effort, effort=effort.effort * share, time_limit=None if limit is None else limit * share)
         problem = problem_of(fetching.seen, budget)
         try:
-            sequence, _ = own(problem, limited, progress, partial(online, program, problem, fetching.steps))
+            sequence, _ = own(problem, limited, progress, partial(online, program, problem, seen=fetching.steps))
             steps = fetching.actions(schedule(problem, sequence)[0])
             plan = ProgramPlan(program.name, "own", budget, steps, 0, 1.0, tier=text)
             peak, overhead = verify(program, plan)  # a fetch that comes late could need more room than was planned

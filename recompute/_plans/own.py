@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
-from math import inf
+from math import inf, sqrt
 from time import perf_counter
 from typing import Final
 
@@ -27,14 +27,17 @@ _ON_CHAINS: Final = 0.5  # of the effort, at most, for dynamic programming on a 
 _TINY: Final = 20  # operations: the optimum is searched for
 _STATES: Final = 40_000
 _STATE: Final = 30.0  # steps for each
-_SMALL: Final = 1000  # operations: the program is made to fit, too
+_SMALL: Final = 2000  # operations: the program is made to fit, too
+_SQUARES: Final = 2.0  # times the steps, of the operations of a larger one, that is too: it takes a tenth of a square
 _FIRST: Final = 0.25  # of the effort, at most, for the schedules that the search begins with
+_THRASHING: Final = 20.0  # times the cost of the program: the cache by itself is given up there
 _DEAREST: Final = 10.0  # times the cost of the program: a replay above that is given up
 _PATIENCE: Final = 1.5  # times the effort: when nothing has fitted by then, it is given up
 _FITTED: Final = 6  # tries at most, once something fits
-_AT_LEAST: Final = 3  # are tried in any case, if nothing fits
+_AT_LEAST: Final = 3  # are tried, if nothing fits
 _TRIES: Final = 30  # at most
 _FINALISTS: Final = 4
+_MUCH: Final = 3.0  # times the extra cost of the best start: one above that is not improved
 _TRYOUT: Final = 0.08  # of the effort, for each finalist
 _HEAT: Final = 0.3  # of the mean cost of an operation: how much dearer a change may be at the start
 _A_CALL: Final = 2000.0  # steps for each operation that a replay may take, whatever the effort; it mostly takes a tenth
@@ -83,8 +86,9 @@ class Meter:
         return max(steps, seconds)
 
 
-Online = Callable[[], Sequence[int] | None]
-"""Gives the order in which the cache itself runs the operations, which knows only the past; None: it could not."""
+Online = Callable[[float], Sequence[int] | None]
+"""Gives the order in which the cache itself runs the operations, which knows only the past, if its overhead is at most
+that; None: it could not."""
 
 
 @dataclass(frozen=True)
@@ -99,7 +103,7 @@ class Start:
 
 
 def own(
-    problem: Problem, effort: Effort, progress: Progress | None = None, online: Online = lambda: None
+    problem: Problem, effort: Effort, progress: Progress | None = None, online: Online = lambda _: None
 ) -> tuple[list[int], float | None]:
     """The order of runs, and the least overhead there is where that is known (tiny programs, chains of one size).
 
@@ -110,7 +114,7 @@ def own(
     """
     if effort.workers > 1:
         efforts = [replace(effort, seed=effort.seed + number, workers=1) for number in range(effort.workers)]
-        first = online()
+        first = online(_THRASHING)
         with workers(effort.workers, _nothing) as pool:
             results = list(pool.map(_work, [(problem, effort, first) for effort in efforts]))
         return min(results, key=lambda result: cost_of(problem, result[0]))
@@ -128,15 +132,19 @@ def own(
 
 
 def online(
-    program: Program, problem: Problem, seen: Callable[[Sequence[Step]], Iterable[Step]] = iter
+    program: Program,
+    problem: Problem,
+    limit: float = _THRASHING,
+    *,
+    seen: Callable[[Sequence[Step]], Iterable[Step]] = iter,
 ) -> list[int] | None:
-    """The order of runs of the cache with its default policy, which knows only the past; None: it ran out of memory.
+    """The order of runs of the cache with its default policy, which knows only the past.
 
-    `seen`: its steps as the problem has them.
+    None: it ran out of memory, or its overhead went above the limit. `seen`: its steps as the problem has them.
     """
     from recompute._simulator.replay import order_of_runs  # it imports the whole cache, which most planners do not need
 
-    steps = order_of_runs(program, problem.room + problem.constant)
+    steps = order_of_runs(program, problem.room + problem.constant, limit)
     return None if steps is None else woven(problem, numbered(problem, seen(steps)))
 
 
@@ -150,16 +158,16 @@ def _nothing() -> None:
 
 def _work(given: tuple[Problem, Effort, Sequence[int] | None]) -> tuple[list[int], float | None]:
     problem, effort, online = given
-    return own(problem, effort, online=lambda: online)
+    return own(problem, effort, online=lambda _: online)
 
 
-def portfolio(problem: Problem, meter: Meter, online: Online = lambda: None) -> Iterator[Start]:
+def portfolio(problem: Problem, meter: Meter, online: Online = lambda _: None) -> Iterator[Start]:
     """Orders of runs that fit, while the effort for them lasts; one that is proved to be the best is the last.
 
     First those that are proved to be the best: of a tiny program by search over states (`exact`), of chains with values
-    of one size by formula (`revolve`) or by dynamic programming (`chained`). Else what the cache does by itself,
-    without runs that turn out to be superfluous (`online`), is always among them. Then come DTR with the future known
-    (`replayed`), and the program made to fit (`fitted`) a few times.
+    of one size by formula (`revolve`) or by dynamic programming (`chained`). Else the program is made to fit
+    (`fitted`), a few times. What the cache does by itself, without runs that turn out to be superfluous (`online`), and
+    DTR with the future known (`replayed`) are among them, too, unless they cost much more.
     """
     best = (problem.model_cost or 1.0) * (1 + 1e-12)
     for start in _members(problem, meter, online):
@@ -183,35 +191,55 @@ def _members(problem: Problem, meter: Meter, online: Online) -> Iterator[Start]:
             return
     with suppress(PlanError):
         yield Start("revolve", *revolve(problem))
-    known = online()
+    fits, limit = False, _THRASHING
+    if meter.share < 1:  # neither this nor the run of the cache counts as work: they take little, and are enough
+        start, _ = _made_to_fit(problem, meter, 0)
+        if start is not None:
+            fits, limit = True, _hopeful(cost_of(problem, start.sequence) / (problem.model_cost or 1.0))
+            yield start
+    known = online(limit)
     if known is not None:
+        fits = True
         yield Start("online", prune(problem, known))
-        if meter.share >= 1:
-            return
+    if fits and meter.share >= 1:
+        return
     with suppress(PlanError):
         sequence, bound, work = chained(problem, _ON_CHAINS * meter.steps)
         meter.work += work
         yield Start("chained", sequence, bound)
-    yield from _with_future(problem, meter, fits=known is not None)
-
-
-def _with_future(problem: Problem, meter: Meter, *, fits: bool) -> Iterator[Start]:
-    """DTR with the future known, and the program made to fit: for longer unless something `fits` already."""
-    order, work = replayed(problem, _DEAREST, max(_A_CALL * problem.calls, _PATIENCE * meter.steps - meter.work))
+    most = max(_A_CALL * problem.calls, _PATIENCE * meter.steps - meter.work)
+    order, work = replayed(problem, min(limit, _DEAREST), most)
     meter.work += work
     if order is not None:
         fits = True
         yield Start("future", prune(problem, order))
-    for number in range(_TRIES if problem.calls <= _SMALL else 0):
+    for number in range(1, _TRIES):
         if fits and (number >= _FITTED or meter.share > _FIRST):
             return
         if number >= _AT_LEAST and meter.share > _PATIENCE:
             return
-        order, work = fitted(problem, problem.order, number)
+        start, work = _made_to_fit(problem, meter, number)
         meter.work += work
-        if order is not None:
+        if start is not None:
             fits = True
-            yield Start(f"fitted {number + 1}", prune(problem, order))
+            yield start
+
+
+def _made_to_fit(problem: Problem, meter: Meter, number: int) -> tuple[Start | None, float]:
+    """The program with runs put in until it fits, in one of many ways, and the work that took.
+
+    None: it did not work, or the program is too large for it. Where replays thrash, it takes a hundredth of their work
+    and is often the best.
+    """
+    if problem.calls > max(_SMALL, sqrt(_SQUARES * meter.steps)):
+        return None, 0.0
+    order, work = fitted(problem, problem.order, number)
+    return (None if order is None else Start(f"fitted {number + 1}", prune(problem, order))), work
+
+
+def _hopeful(overhead: float) -> float:
+    """The overhead up to which another start may become better than one with this overhead."""
+    return 1.0 + _MUCH * (overhead - 1.0)
 
 
 def _search(
@@ -222,11 +250,13 @@ def _search(
     progress: Progress | None,
 ) -> list[int]:
     """Improve the first few of the starts, of which the best comes first, then the best of these."""
+    model = problem.model_cost or 1.0
     finalists: dict[float, Start] = {}
     for start in starts:
-        finalists.setdefault(cost_of(problem, start.sequence), start)
+        cost = cost_of(problem, start.sequence)
+        if cost <= model * _hopeful(cost_of(problem, starts[0].sequence) / model):
+            finalists.setdefault(cost, start)
     searches = [Search(problem, start.sequence, effort.seed) for start in list(finalists.values())[:_FINALISTS]]
-    model = problem.model_cost or 1.0
     heat = _HEAT * model / len(problem.order)
     done, begun = 0.0, meter.share
     best = searches[0]

@@ -166,7 +166,7 @@ def ladder(
 
 
 def _run(
-    problem: Problem, turn: int | None, method: str, options: dict[str, Any], known: Online = lambda: None
+    problem: Problem, turn: int | None, method: str, options: dict[str, Any], known: Online = lambda _: None
 ) -> tuple[Sequence[int], float | None, str]:
     """The order of runs, the proved least overhead, and what else is to be said."""
     if method == "chen-sqrt":

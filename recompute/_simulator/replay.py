@@ -65,7 +65,6 @@ _END: Final = 1 << 20
 """An instruction after the last of any code."""
 
 _HERE: Final = (compile("0", "<trace>", "exec"), _END)
-_DEAREST: Final = 20.0  # times the cost of the program: `order_of_runs` gives up
 
 
 @lru_cache(4096)
@@ -350,17 +349,17 @@ class Numbers:
         self.storages.setdefault(home, self._program.storages[value])
 
 
-def order_of_runs(program: Program, budget: int) -> list[Step] | None:
+def order_of_runs(program: Program, budget: int, limit: float = 20.0) -> list[Step] | None:
     """The calls, repeated ones too, and what is got and detached, in order; None: the program does not fit.
 
-    The default policy decides. Some ten microseconds for each run. None as well for calls without results, which the
-    cache does not know.
+    So it is, too, if it costs more than `limit` times what it costs by itself. The default policy decides. Some ten
+    microseconds for each run. None as well for calls without results, which the cache does not know.
     """
     if not all(call.results for call in program.calls):
         return None
     order: list[Step] = []
     budgets = dict.fromkeys([program.devices[storage] for storage in program.storages], budget)
-    replay = Replay(program, budgets, policy=DEFAULT, limit=_DEAREST, order=order)
+    replay = Replay(program, budgets, policy=DEFAULT, limit=limit, order=order)
     with uncollected():
         status = replay.run()
     return order if status == "ok" else None

@@ -212,6 +212,22 @@ def test_planning_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(compilations) <= 4
 
 
+@given(
+    room=st.integers(0, 10**9),
+    slope=st.floats(0.25, 1.0),
+    first=st.integers(10**6, 10**9),
+    aim=st.integers(10**5, 10**9),
+)
+def test_two_plans_tell_how_the_kernels_follow_a_third(room: int, slope: float, first: int, aim: int) -> None:
+    """Where kernels take a straight line over what is planned, the third plan takes what it should, to a thousandth."""
+    pairs: list[tuple[int, int]] = []
+    planned = first
+    for _ in range(3):
+        pairs.append((planned, int(room + slope * planned)))
+        planned = inductor.corrected(aim, pairs[-1], pairs[-2] if len(pairs) > 1 else None)
+    assert abs(pairs[2][1] - aim) <= 100 + 0.001 * abs(aim - pairs[0][1])
+
+
 def split_of(module: nn.Module, budget: int | float | str) -> rt.GraphPlan:
     step = by_inductor(module, budget)
     left(module, step, image(), steps=1)

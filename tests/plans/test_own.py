@@ -166,9 +166,42 @@ def test_when_the_time_is_over_the_first_plan_is_the_plan(tier: str | None) -> N
     assert found.fetches == 0
     assert told == []
     if tier is None:
-        assert [start.member for start in portfolio(problem, Meter(Effort(time_limit=1e-9)), lambda: first)] == [
+        assert [start.member for start in portfolio(problem, Meter(Effort(time_limit=1e-9)), lambda _: first)] == [
             "online"
         ]
+
+
+def recurrent(length: int) -> Program:
+    """Training of a recurrent cell: each place needs the one before, and all of them the same weights."""
+    program = Program("recurrent")
+
+    def make(name: str, *arguments: int, size: int = 1) -> int:
+        return program.add_call(name, arguments, (program.add_storage(size),), 1.0)[0]
+
+    weights = program.add_source(20)
+    inputs = make("inputs", weights, size=4 * length)
+    hidden = state = make("zeros", weights)
+    saved = []
+    for _ in range(length):
+        gates = make("gates", hidden, weights, inputs, size=4)
+        new = make("state", gates, state)
+        saved.append((hidden, state, gates, new))
+        hidden, state = make("hidden", gates, new), new
+    gradient, late = make("loss", hidden), make("zeros", hidden)
+    total = make("zeros", gradient, size=20)
+    for hidden, state, gates, new in reversed(saved):
+        back = make("gates, back", gradient, late, gates, state, new, size=4)
+        late, gradient = make("state, back", late, back, gates, new), make("hidden, back", back, weights)
+        total = make("weights, back", total, back, hidden, size=20)
+    return program
+
+
+def test_where_replays_thrash_the_program_is_made_to_fit() -> None:
+    """However little effort there is: the cache by itself takes twenty times as long as the program here."""
+    program = recurrent(100)
+    budget = peak(program) // 2
+    assert order_of_runs(program, budget, 3.0) is None
+    assert plan(program, budget, effort=LITTLE).overhead < 1.45
 
 
 def stepping(layers: int, weights: int) -> Program:

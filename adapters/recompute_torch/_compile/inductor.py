@@ -9,7 +9,7 @@ import operator
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import inf
 from time import perf_counter
 from typing import Any, Final
@@ -51,6 +51,8 @@ from recompute_torch._compile.report import PLANNED, GraphPlan, floor, repeated
 _RATIOS: Final = (0.5, 0.25, 0.13)  # of torch's partitioner, where no plan was found; each takes as long as a plan
 _PROBES: Final = 4  # plans, for less or for more, until what inductor makes of one fits and fills
 _FULL: Final = 0.95  # of the bytes allowed: a plan that takes less leaves much unused
+_AIM: Final = 0.98  # of the bytes allowed, for the next plan: kernels of similar plans differ by some per cent
+_SLOWEST: Final = 0.25  # bytes of kernels, for one byte less of a plan
 _OFF: Final = 1.25  # times the peak of the kernels that inductor makes of a plan, that the plan's own may be, or less
 
 
@@ -128,16 +130,13 @@ class _Splits:
         """
         given, choices = allowed, list[Choice]()
         fits = exceeds = 0  # bytes that the last plan was made for which fits, and which does not
-        spans: Sequence[int] = SPANS
+        spans: Sequence[int | None] = SPANS
+        before: tuple[int, int] | None = None  # bytes by the last plan, and by its kernels
         for _ in range(_PROBES):
             choice = self._planned(given)
             if choice is None:
                 break
-            planned = choice.peak
-            for span in spans:
-                self._schedule(choice, span)
-                if choice.peak <= allowed:
-                    break
+            planned, choice = choice.peak, self._fused(choice, spans, allowed)
             choices.append(choice)
             if choice.peak > allowed:
                 exceeds = given
@@ -145,10 +144,21 @@ class _Splits:
                 break
             else:
                 fits = given
-            given, spans = planned + allowed - choice.peak, (span,)
+            given = corrected(int(_AIM * allowed), (planned, choice.peak), before)
+            before, spans = (planned, choice.peak), (choice.span,)
             if fits and exceeds:
                 given = (fits + exceeds) // 2
         return choices
+
+    def _fused(self, choice: Choice, spans: Sequence[int | None], allowed: int) -> Choice:
+        """By the first span whose kernels fit, or else by that whose kernels take least."""
+        tried: list[Choice] = []
+        for span in spans:
+            tried.append(replace(choice))
+            self._schedule(tried[-1], span)
+            if tried[-1].peak <= allowed:
+                return tried[-1]
+        return min(tried, key=lambda way: way.peak)
 
     def enough(self, allowed: int) -> int:
         """Bytes in which the kernels of a plan fit, where no plan was found whose kernels fit in the bytes allowed."""
@@ -196,6 +206,14 @@ class _Splits:
         return Choice(
             name, planners.peak(program), saved(read(graph, self.joint.results, price)), program.model_time, parts
         )
+
+
+def corrected(aim: int, last: tuple[int, int], before: tuple[int, int] | None) -> int:
+    """Bytes to plan for next, so that kernels take `aim`: by the secant through two pairs of planned and taken."""
+    slope = 1.0
+    if before is not None and last[0] != before[0]:
+        slope = min(1.0, max(_SLOWEST, (last[1] - before[1]) / (last[0] - before[0])))
+    return int(last[0] + (aim - last[1]) / slope)
 
 
 def min_cut(module: fx.GraphModule, results: int, ratio: float, lasting: Sequence[int] | None) -> Parts:
