@@ -27,7 +27,8 @@ _ON_CHAINS: Final = 0.5  # of the effort, at most, for dynamic programming on a 
 _TINY: Final = 20  # operations: the optimum is searched for
 _STATES: Final = 40_000
 _STATE: Final = 30.0  # steps for each
-_SMALL: Final = 2000  # operations: the program is made to fit, too
+_SMALL: Final = 1000  # operations: the program is made to fit, too
+_MEDIUM: Final = 2000  # operations: it is made to fit if replays thrash
 _SQUARES: Final = 2.0  # times the steps, of the operations of a larger one, that is too: it takes a tenth of a square
 _FIRST: Final = 0.25  # of the effort, at most, for the schedules that the search begins with
 _THRASHING: Final = 20.0  # times the cost of the program: the cache by itself is given up there
@@ -37,7 +38,7 @@ _FITTED: Final = 6  # tries at most, once something fits
 _AT_LEAST: Final = 3  # are tried, if nothing fits
 _TRIES: Final = 30  # at most
 _FINALISTS: Final = 4
-_MUCH: Final = 3.0  # times the extra cost of the best start: one above that is not improved
+_MUCH: Final = 2.0  # times the cost of the program, and the extra cost of another start: above both, it thrashes
 _TRYOUT: Final = 0.08  # of the effort, for each finalist
 _HEAT: Final = 0.3  # of the mean cost of an operation: how much dearer a change may be at the start
 _A_CALL: Final = 2000.0  # steps for each operation that a replay may take, whatever the effort; it mostly takes a tenth
@@ -165,9 +166,10 @@ def portfolio(problem: Problem, meter: Meter, online: Online = lambda _: None) -
     """Orders of runs that fit, while the effort for them lasts; one that is proved to be the best is the last.
 
     First those that are proved to be the best: of a tiny program by search over states (`exact`), of chains with values
-    of one size by formula (`revolve`) or by dynamic programming (`chained`). Else the program is made to fit
-    (`fitted`), a few times. What the cache does by itself, without runs that turn out to be superfluous (`online`), and
-    DTR with the future known (`replayed`) are among them, too, unless they cost much more.
+    of one size by formula (`revolve`) or by dynamic programming (`chained`). Else what the cache does by itself,
+    without runs that turn out to be superfluous (`online`), is among them. Then come DTR with the future known
+    (`replayed`), and the program made to fit (`fitted`) a few times. Where the first two thrash, they are given up, and
+    the last is there in any case.
     """
     best = (problem.model_cost or 1.0) * (1 + 1e-12)
     for start in _members(problem, meter, online):
@@ -191,18 +193,17 @@ def _members(problem: Problem, meter: Meter, online: Online) -> Iterator[Start]:
             return
     with suppress(PlanError):
         yield Start("revolve", *revolve(problem))
-    fits, limit = False, _THRASHING
-    if meter.share < 1:  # neither this nor the run of the cache counts as work: they take little, and are enough
-        start, _ = _made_to_fit(problem, meter, 0)
-        if start is not None:
-            fits, limit = True, _hopeful(cost_of(problem, start.sequence) / (problem.model_cost or 1.0))
-            yield start
+    spare, limit = None, _THRASHING
+    if meter.share < 1:  # it does not count as work, as the run of the cache does not
+        spare, _ = _made_to_fit(problem, meter, 0)
+        if spare is not None:
+            limit = _hopeful(cost_of(problem, spare.sequence) / (problem.model_cost or 1.0))
     known = online(limit)
+    fits = known is not None
     if known is not None:
-        fits = True
         yield Start("online", prune(problem, known))
-    if fits and meter.share >= 1:
-        return
+        if meter.share >= 1:
+            return
     with suppress(PlanError):
         sequence, bound, work = chained(problem, _ON_CHAINS * meter.steps)
         meter.work += work
@@ -213,7 +214,10 @@ def _members(problem: Problem, meter: Meter, online: Online) -> Iterator[Start]:
     if order is not None:
         fits = True
         yield Start("future", prune(problem, order))
-    for number in range(1, _TRIES):
+    if spare is not None and not fits:
+        fits = True
+        yield spare
+    for number in range(_TRIES if problem.calls <= _SMALL else 0):
         if fits and (number >= _FITTED or meter.share > _FIRST):
             return
         if number >= _AT_LEAST and meter.share > _PATIENCE:
@@ -231,7 +235,7 @@ def _made_to_fit(problem: Problem, meter: Meter, number: int) -> tuple[Start | N
     None: it did not work, or the program is too large for it. Where replays thrash, it takes a hundredth of their work
     and is often the best.
     """
-    if problem.calls > max(_SMALL, sqrt(_SQUARES * meter.steps)):
+    if problem.calls > max(_MEDIUM, sqrt(_SQUARES * meter.steps)):
         return None, 0.0
     order, work = fitted(problem, problem.order, number)
     return (None if order is None else Start(f"fitted {number + 1}", prune(problem, order))), work
@@ -239,7 +243,7 @@ def _made_to_fit(problem: Problem, meter: Meter, number: int) -> tuple[Start | N
 
 def _hopeful(overhead: float) -> float:
     """The overhead up to which another start may become better than one with this overhead."""
-    return 1.0 + _MUCH * (overhead - 1.0)
+    return max(_MUCH, 1.0 + _MUCH * (overhead - 1.0))
 
 
 def _search(

@@ -107,7 +107,7 @@ class _Splits:
             for ratio in _RATIOS:
                 with suppress(RuntimeError):  # there is no such cut
                     choice = self.cut(ratio)
-                    if choice.right:
+                    if choice.right and choice.peak <= _OFF * allowed:
                         self._schedule(choice, None)
                     yield choice
 
