@@ -38,7 +38,7 @@ _FITTED: Final = 6  # tries at most, once something fits
 _AT_LEAST: Final = 3  # are tried, if nothing fits
 _TRIES: Final = 30  # at most
 _FINALISTS: Final = 4
-_MUCH: Final = 2.0  # times the cost of the program, and the extra cost of another start: above both, it thrashes
+_MUCH: Final = 2.0  # times the cost of the program, and the extra cost of another start: above both, one is given up
 _TRYOUT: Final = 0.08  # of the effort, for each finalist
 _HEAT: Final = 0.3  # of the mean cost of an operation: how much dearer a change may be at the start
 _A_CALL: Final = 2000.0  # steps for each operation that a replay may take, whatever the effort; it mostly takes a tenth
@@ -196,7 +196,7 @@ def _members(problem: Problem, meter: Meter, online: Online) -> Iterator[Start]:
     spare, limit = None, _THRASHING
     if meter.share < 1:  # it does not count as work, as the run of the cache does not
         spare, _ = _made_to_fit(problem, meter, 0)
-        if spare is not None:
+        if spare is not None and _fits(problem, settled(problem, spare.sequence)):
             limit = _hopeful(cost_of(problem, spare.sequence) / (problem.model_cost or 1.0))
     known = online(limit)
     fits = known is not None
