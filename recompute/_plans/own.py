@@ -193,11 +193,12 @@ def _members(problem: Problem, meter: Meter, online: Online) -> Iterator[Start]:
             return
     with suppress(PlanError):
         yield Start("revolve", *revolve(problem))
-    spare, limit = None, _THRASHING
+    spare: Start | None = None
+    limit = _THRASHING
     if meter.share < 1:  # it does not count as work, as the run of the cache does not
-        spare, _ = _made_to_fit(problem, meter, 0)
-        if spare is not None and _fits(problem, settled(problem, spare.sequence)):
-            limit = _hopeful(cost_of(problem, spare.sequence) / (problem.model_cost or 1.0))
+        start, _ = _made_to_fit(problem, meter, 0)
+        if start is not None and _fits(problem, settled(problem, start.sequence)):
+            spare, limit = start, _hopeful(cost_of(problem, start.sequence) / (problem.model_cost or 1.0))
     known = online(limit)
     fits = known is not None
     if known is not None:
@@ -255,10 +256,11 @@ def _search(
 ) -> list[int]:
     """Improve the first few of the starts, of which the best comes first, then the best of these."""
     model = problem.model_cost or 1.0
+    most = model * _hopeful(cost_of(problem, starts[0].sequence) / model)
     finalists: dict[float, Start] = {}
     for start in starts:
         cost = cost_of(problem, start.sequence)
-        if cost <= model * _hopeful(cost_of(problem, starts[0].sequence) / model):
+        if cost <= most:
             finalists.setdefault(cost, start)
     searches = [Search(problem, start.sequence, effort.seed) for start in list(finalists.values())[:_FINALISTS]]
     heat = _HEAT * model / len(problem.order)

@@ -219,7 +219,7 @@ def test_planning_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     aim=st.integers(10**5, 10**9),
 )
 def test_two_plans_tell_how_the_kernels_follow_a_third(room: int, slope: float, first: int, aim: int) -> None:
-    """Where kernels take a straight line over what is planned, the third plan takes what it should, to a thousandth."""
+    """If the peak of kernels grows linearly with that of plans, the third plan meets the aim to a thousandth."""
     pairs: list[tuple[int, int]] = []
     planned = first
     for _ in range(3):

@@ -172,7 +172,7 @@ def test_when_the_time_is_over_the_first_plan_is_the_plan(tier: str | None) -> N
 
 
 def recurrent(length: int) -> Program:
-    """Training of a recurrent cell: each place needs the one before, and all of them the same weights."""
+    """Training of a recurrent cell: every step needs the one before, and all need the same weights."""
     program = Program("recurrent")
 
     def make(name: str, *arguments: int, size: int = 1) -> int:
