@@ -73,6 +73,10 @@ bool takes_part();  // whether what this thread allocates is the block's
 
 c10::Allocator* ordinary_allocator = nullptr;  // what there was before
 
+constexpr int64_t MANY_KEPT = int64_t(1) << 19, MOST_KEPT = int64_t(1) << 26;  // bytes in kept blocks, in any budget; in none
+
+int64_t may_keep() { return count.limited() ? std::max(MANY_KEPT, count.room()) : MOST_KEPT; }
+
 struct Counting : c10::Allocator {
   static Header* header(void* data) { return reinterpret_cast<Header*>(static_cast<char*>(data) - AHEAD); }
   static void release(void* data) {
@@ -82,7 +86,7 @@ struct Counting : c10::Allocator {
     const int64_t bytes = head->bytes;
     head->ours = 0;
     if (head->mapped) blocks.give(head, head->mapped, count.is_open(books) && count.limited());
-    else if (!count.open || !small_blocks.give(head, SmallBlocks::rounded(bytes + AHEAD))) c10::free_cpu(head);
+    else if (!count.open || !kept_blocks.give(head, KeptBlocks::rounded(bytes + AHEAD), may_keep())) c10::free_cpu(head);
     if (books) books->used -= bytes;  // not before: another thread may take the room
   }
   // What `raw_allocate` gave goes to the allocator of that moment, as do oneDNN's tensors, which may live from a block to
@@ -124,10 +128,11 @@ struct Counting : c10::Allocator {
     void* block = nullptr;
     if (books && bytes >= LARGE && count.limited()) {
       mapped = bytes + AHEAD;
-      block = blocks.take(mapped, count.room() + int64_t(bytes));
+      block = blocks.take(mapped, count.room() + int64_t(bytes) - kept_blocks.bytes());
     }
-    const size_t size = SmallBlocks::rounded(bytes + AHEAD);
-    if (!block) block = small_blocks.take(size);
+    const size_t size = KeptBlocks::rounded(bytes + AHEAD);
+    if (!block) block = kept_blocks.take(size);
+    if (C10_UNLIKELY(kept_blocks.bytes() > MANY_KEPT)) kept_blocks.keep_at_most(may_keep());
     if (!block) {
       mapped = 0;
       try {

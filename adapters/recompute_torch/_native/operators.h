@@ -14,15 +14,6 @@ bool is_tiny(const TensorImpl* t, size_t bytes) {
   return bytes <= (lengths ? 1 << 14 : 1 << 10) && c10::isIntegralType(type, true);
 }
 
-struct Met {  // a tensor among the arguments
-  TensorImpl* tensor;
-  int16_t position, item;
-  Value* value;  // none: it has no bytes
-  StorageImpl* storage;
-  uint32_t references;
-  bool outside;  // others may write to its memory: a recipe reads a copy
-};
-
 c10::DeleterFnPtr blob_deleter() {  // of memory that comes from NumPy, among others
   static const auto deleter = c10::InefficientStdFunctionContext::makeDataPtr(
       nullptr, [](void*) {}, at::Device(at::kCPU)).get_deleter();
@@ -57,14 +48,7 @@ Value* adopt(StorageImpl* storage, bool made = false) {
   return v;
 }
 
-IValue without_tensors(const IValue& list) {
-  auto copy = list.toList().copy();
-  for (size_t i = 0; i < copy.size(); i++)
-    if (copy.get(i).isTensor()) copy.set(i, at::Tensor());
-  return copy;
-}
-
-std::unique_ptr<Call> new_call(const OperatorHandle& op, const Rule& rule, DispatchKeySet keys, const IValue* arguments,
+std::unique_ptr<Call> new_call(const OperatorHandle& op, const Rule& rule, DispatchKeySet keys, const Form& form,
     c10::ArrayRef<Met> met, bool hides) {
   std::unique_ptr<Call> call;
   if (M.unused.empty()) {
@@ -78,11 +62,7 @@ std::unique_ptr<Call> new_call(const OperatorHandle& op, const Rule& rule, Dispa
   call->keys = keys;
   call->default_dtype = c10::get_default_dtype();
   call->grad = c10::GradMode::is_enabled();
-  for (int i = 0; i < rule.arguments; i++) {
-    const Met* m = std::find_if(met.begin(), met.end(), [&](const Met& m) { return m.position == i; });
-    if (m == met.end()) call->arguments.push_back(arguments[i]);
-    else call->arguments.push_back(m->item < 0 ? IValue() : without_tensors(arguments[i]));
-  }
+  form.remember(call->arguments, met);
   for (const Met& m : met) {
     if (hides && (m.position == rule.hidden || m.position == rule.hidden + 1)) continue;  // it does not read them
     Given& g = call->given.emplace_back();
@@ -100,7 +80,7 @@ std::unique_ptr<Call> new_call(const OperatorHandle& op, const Rule& rule, Dispa
   if (rule.seeded) {
     Running quietly(nullptr);
     Raised own(bookkeeping);
-    call->state = generator_of(c10::ArrayRef<IValue>(arguments, rule.arguments)).get_state();
+    call->state = generator_of(call->arguments).get_state();
   }
   return call;
 }
@@ -171,8 +151,8 @@ thread_local const Operator* remembered = nullptr;  // the recorded call whose c
 
 class Operator {
  public:
-  Operator(const OperatorHandle& op, const Rule& rule, DispatchKeySet keys, Stack* stack)
-      : op(op), rule(rule), keys(keys), stack(stack), first(stack->size() - rule.arguments) {}
+  Operator(const OperatorHandle& op, const Rule& rule, DispatchKeySet keys, Form& form)
+      : op(op), rule(rule), keys(keys), form(form) {}
 
   ~Operator() {
     if (remembered == this) remembered = nullptr;
@@ -188,7 +168,7 @@ class Operator {
     bool record = !within && !quiet() && !strange && !rule.out && !rule.once && (rule.kind == Kind::MAKE || rule.kind == Kind::WRITE);
     if (C10_UNLIKELY(outside) && record) record = copy_what_is_outside();
     find_targets(record);
-    const bool hides = rule.hidden >= 0 && (rule.training < 0 || (*stack)[first + rule.training].toBool());
+    const bool hides = rule.hidden >= 0 && form.is_training();
     for (const Met& m : met) {
       if (!m.value) continue;
       const bool hidden = hides && (m.position == rule.hidden || m.position == rule.hidden + 1);
@@ -203,7 +183,7 @@ class Operator {
         if (m.value) pinned.add(m.value);
       }
     if (!record) return true;
-    call = new_call(op, rule, keys, stack->data() + first, met, hides);
+    call = new_call(op, rule, keys, form, met, hides);
     call->written = written;
     return true;
   }
@@ -217,7 +197,7 @@ class Operator {
       count.most.store(count.used(), std::memory_order_relaxed);
     }
     const uint64_t began = ticks();
-    op.redispatchBoxed(keys, stack);
+    form.run(op, keys);
     took = ticks() - began;
   }
 
@@ -289,23 +269,22 @@ class Operator {
   }
 
   void meet() {
-    for (uint16_t position : rule.tensors)
-      each_tensor((*stack)[first + position], position, [&](TensorImpl* t, int at, int item) {
-        if (is_undefined(t)) return;
-        if (C10_UNLIKELY(!ordinary(t))) {
-          strange = true;
-          return each_part(t, [&](StorageImpl* storage) {
-            if (value_of(storage)) meet(t, at, item, storage, value_of(storage));
-          });
-        }
-        StorageImpl* storage = t->unsafe_storage().unsafeGetStorageImpl();
-        Value* v = value_of(storage);
-        if (!v && storage->nbytes() && !within) {
-          if (t->is_wrapped_number()) return;  // it is kept as it is
-          v = adopt(storage);
-        }
-        meet(t, at, item, storage, v);
-      });
+    form.each_argument([&](TensorImpl* t, int at, int item) {
+      if (is_undefined(t)) return;
+      if (C10_UNLIKELY(!ordinary(t))) {
+        strange = true;
+        return each_part(t, [&](StorageImpl* storage) {
+          if (value_of(storage)) meet(t, at, item, storage, value_of(storage));
+        });
+      }
+      StorageImpl* storage = t->unsafe_storage().unsafeGetStorageImpl();
+      Value* v = value_of(storage);
+      if (!v && storage->nbytes() && !within) {
+        if (t->is_wrapped_number()) return;  // it is kept as it is
+        v = adopt(storage);
+      }
+      meet(t, at, item, storage, v);
+    });
   }
 
   void meet(TensorImpl* t, int at, int item, StorageImpl* storage, Value* v) {
@@ -370,16 +349,15 @@ class Operator {
   // The new values, in the order of outputs; null for a number. True: there is a tensor that is no ordinary one.
   bool meet_outputs(c10::SmallVector<Value*, 4>& made) {
     bool odd = false;
-    for (size_t i = stack->size() - rule.returns; i < stack->size(); i++)
-      each_tensor((*stack)[i], i, [&](TensorImpl* t, int, int) {
-        if (is_undefined(t)) return;
-        if (!ordinary(t)) return void(odd = odd || !t->is_meta());
-        StorageImpl* storage = t->unsafe_storage().unsafeGetStorageImpl();
-        if (!storage->nbytes() || value_of(storage)) return;
-        Value* v = adopt(storage, !rule.own);
-        if (v && rule.buffer) v->blank = call != nullptr;
-        made.push_back(v && !is_tiny(t, v->bytes) ? v : nullptr);
-      });
+    form.each_output([&](TensorImpl* t, int, int) {
+      if (is_undefined(t)) return;
+      if (!ordinary(t)) return void(odd = odd || !t->is_meta());
+      StorageImpl* storage = t->unsafe_storage().unsafeGetStorageImpl();
+      if (!storage->nbytes() || value_of(storage)) return;
+      Value* v = adopt(storage, !rule.own);
+      if (v && rule.buffer) v->blank = call != nullptr;
+      made.push_back(v && !is_tiny(t, v->bytes) ? v : nullptr);
+    });
     return odd;
   }
 
@@ -416,8 +394,7 @@ class Operator {
   const OperatorHandle& op;
   const Rule& rule;
   const DispatchKeySet keys;
-  Stack* const stack;
-  const size_t first;
+  Form& form;
   const Books* const block = count.open;
   const bool within = nested > 0;  // code of others, whose call is the one that is remembered
   bool strange = false, outside = false, evicted = false;
@@ -430,15 +407,15 @@ class Operator {
   uint64_t took = 0;
 };
 
-bool ran(const OperatorHandle& op, const Rule& rule, DispatchKeySet keys, Stack* stack, const Turn& turn) {
-  Operator here(op, rule, keys, stack);
+bool ran(const OperatorHandle& op, const Rule& rule, DispatchKeySet keys, Form& form, const Turn& turn) {
+  Operator here(op, rule, keys, form);
   const bool again = turn.counts() && !turn.is_alone() && rule.writes.empty() && !rule.seeded;
   std::optional<Lock> drawing;  // one thread at a time draws: a repeat sets a generator back for a while
   if (rule.seeded) drawing.emplace();
   try {
     if (!here.before()) {
       drawing.reset();
-      op.redispatchBoxed(keys, stack);
+      form.run(op, keys);
       return true;
     }
     try {
@@ -456,20 +433,46 @@ bool ran(const OperatorHandle& op, const Rule& rule, DispatchKeySet keys, Stack*
   return true;
 }
 
+void track(const OperatorHandle& op, const Rule& rule, DispatchKeySet keys, Form& form) {
+  Turn turn(rule.own && !rule.once && !nested);
+  if (C10_UNLIKELY(turn.counts())) form.keep();
+  while (!ran(op, rule, keys, form, turn)) {
+    turn.take_alone();
+    form.restore();
+  }
+  look_at_repeats();
+}
+
+bool is_tracked() { return C10_LIKELY(count.open && !has_left()); }
+
 void on_operator(const OperatorHandle& op, DispatchKeySet all, Stack* stack) {
   const DispatchKeySet keys = all & BELOW;
-  if (C10_UNLIKELY(!count.open || has_left())) return op.redispatchBoxed(keys, stack);
+  if (!is_tracked()) return op.redispatchBoxed(keys, stack);
   const Rule& rule = rule_of(op);
   if (C10_UNLIKELY(rule.span)) see_span(rule.span);
   if (rule.kind == Kind::PASS) return op.redispatchBoxed(keys, stack);
-  Turn turn(rule.own && !rule.once && !nested);
-  const size_t first = stack->size() - rule.arguments;
-  c10::SmallVector<IValue, 8> arguments;  // a kernel that fails may have taken them
-  if (C10_UNLIKELY(turn.counts())) arguments.append(stack->begin() + first, stack->end());
-  while (!ran(op, rule, keys, stack, turn)) {
-    turn.take_alone();
-    stack->resize(first);
-    stack->insert(stack->end(), arguments.begin(), arguments.end());
+  Boxed form(rule, stack);
+  track(op, rule, keys, form);
+}
+
+template <class Op, class Schema = typename Op::schema>
+struct Kernel;
+
+template <class Op, class Result, class... Arguments>
+struct Kernel<Op, Result(Arguments...)> {
+  static Result call(DispatchKeySet all, Arguments... arguments) {
+    const DispatchKeySet keys = all & BELOW;
+    if (!is_tracked()) return Op::redispatch(keys, static_cast<Arguments>(arguments)...);
+    static const OperatorHandle op = c10::Dispatcher::singleton().findSchemaOrThrow(Op::name, Op::overload_name);
+    static const Rule& rule = rule_of(op);
+    Typed<Op, Result(Arguments...)> form(static_cast<Arguments>(arguments)...);
+    track(op, rule, keys, form);
+    return form.result();
   }
-  look_at_repeats();
+};
+
+template <class... Ops>
+void track_as_written(torch::Library& library) {
+  (library.impl(std::string(Ops::name).append(*Ops::overload_name ? "." : "").append(Ops::overload_name).c_str(),
+       TORCH_FN(Kernel<Ops>::call)), ...);
 }

@@ -69,16 +69,16 @@ void give_everything_back(std::string& errors) {
 void before_fork() {
   Lock::take();
   blocks.before_fork();
-  small_blocks.before_fork();
+  kept_blocks.before_fork();
 }
 void after_fork_in_parent() {
   blocks.after_fork();
-  small_blocks.after_fork();
+  kept_blocks.after_fork();
   mutex.unlock();
 }
 void after_fork_in_child() {
   blocks.after_fork();
-  small_blocks.after_fork();
+  kept_blocks.after_fork();
   new (mutex_bytes) Mutex;  // the thread that held it has another name here
   forget_threads();
   count.budget = INT64_MAX;
@@ -135,7 +135,7 @@ int rm_close(char* text, int64_t size) {
   count.open = nullptr;
   c10::SetAllocator(at::kCPU, &afterwards, 1);
   blocks.keep_at_most(0);
-  small_blocks.clear();
+  kept_blocks.keep_at_most(0);
   unwatch_faults();
   others.clear();
   snprintf(text, size, "%s", errors.c_str());
@@ -158,6 +158,7 @@ int rm_set_budget(int64_t budget, char* text, int64_t size) {
   return caught(text, size, [&] {
     count.budget = budget > 0 ? budget : INT64_MAX;
     evict_until_there_is_room(0);
+    kept_blocks.keep_at_most(may_keep());
     blocks.keep_at_most(count.limited() ? count.room() : 0);
   });
 }

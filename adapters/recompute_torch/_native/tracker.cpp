@@ -31,6 +31,7 @@ namespace {
 #include "turns.h"     // several threads
 #include "sources.h"   // before a source is written; what a history is worth
 #include "escapes.h"   // memory that others may write to, or can since an address got out of the dispatcher
+#include "forms.h"     // how a call comes
 #include "operators.h" // the fallback
 
 }  // namespace
@@ -38,6 +39,18 @@ namespace {
 #include "surface.h"   // what Python calls, by ctypes
 
 TORCH_LIBRARY_IMPL(_, Fake, m) { m.fallback(torch::CppFunction::makeFromBoxedFunction<&on_operator>()); }
+
+// The commonest of those with small kernels.
+namespace aten = at::_ops;
+TORCH_LIBRARY_IMPL(aten, Fake, m) {
+  track_as_written<aten::abs, aten::add_Tensor, aten::add__Tensor, aten::addmm, aten::baddbmm, aten::bmm, aten::cat,
+      aten::clone, aten::cos, aten::div_Tensor, aten::div__Tensor, aten::eq_Scalar, aten::eq_Tensor, aten::exp,
+      aten::gelu, aten::gelu_backward, aten::gt_Scalar, aten::log, aten::lt_Scalar, aten::mean, aten::mean_dim,
+      aten::mm, aten::mul_Tensor, aten::mul__Tensor, aten::neg, aten::pow_Tensor_Scalar, aten::relu, aten::rsqrt,
+      aten::sigmoid, aten::sigmoid_backward, aten::silu, aten::silu_backward, aten::sin, aten::sqrt, aten::sub_Tensor,
+      aten::sub__Tensor, aten::sum, aten::sum_dim_IntList, aten::tanh, aten::tanh_backward, aten::threshold_backward,
+      aten::where_self, aten::_softmax, aten::_softmax_backward_data>(m);
+}
 
 // What only looks at geometry does not come by: it costs exactly what it costs without a block.
 TORCH_LIBRARY_IMPL(aten, Fake, m) {
