@@ -198,8 +198,9 @@ class NativeBudget(Block):
         for group in optimizer.param_groups:
             for parameter in group["params"]:
                 self._hook(parameter)
-                if parameter.grad is not None:
-                    self._keep(parameter.grad)
+                gradient = parameter.grad
+                if gradient is not None:
+                    self._keep(gradient)
         self._library.rm_stepping(1)
 
     def _hook(self, parameter: Any) -> None:
@@ -209,8 +210,9 @@ class NativeBudget(Block):
             self._hooks.append(parameter.register_post_accumulate_grad_hook(self._arrived))
 
     def _arrived(self, parameter: Any) -> None:
-        if parameter.grad is not None and self._state == "open":
-            self._keep(parameter.grad)
+        gradient = parameter.grad
+        if gradient is not None and self._state == "open":
+            self._keep(gradient)
 
     def _stepped(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         self._library.rm_stepping(0)
@@ -380,8 +382,7 @@ class NativeBudget(Block):
         return self._final or load.figures(self._library)
 
     def _keep(self, tensor: Any) -> None:
-        if ordinary(tensor):
-            self._do(self._library.rm_fix, _address(tensor))
+        self._do(self._library.rm_keep, tensor._cdata)
 
     def _own(self, tensor: torch.Tensor) -> None:
         """All tensors take part anyway."""

@@ -28,7 +28,7 @@ TRIED: Final = ("2.13.0", "2.14.1", "2.15.0")
 
 SOURCE: Final = Path(__file__).parent
 FOLDER_VARIABLE: Final = "RECOMPUTE_TORCH_CACHE"
-_FLAGS: Final = ("-O2", "-DNDEBUG", "-std=c++20", "-fPIC", "-shared", "-Wno-attributes", "-Wno-unknown-pragmas")
+_FLAGS: Final = ("-O3", "-DNDEBUG", "-std=c++20", "-fPIC", "-shared", "-Wno-attributes", "-Wno-unknown-pragmas")
 _MAX_COMPILE_SECONDS: Final = 600
 """After which a compiler is given up."""
 

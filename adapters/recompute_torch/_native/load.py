@@ -30,15 +30,16 @@ _FUNCTIONS: Final[dict[str, tuple[Any, list[Any]]]] = {
         c_int,
         [*[c_int64] * 3, c_int, c_int, ctypes.POINTER(c_double), c_int64, c_int, *[c_void_p] * 3],
     ),
-    "rm_close": (c_int, [c_char_p, c_int64]),
+    "rm_failure": (None, [c_char_p, c_int64]),
+    "rm_close": (c_int, []),
     "rm_belongs_to_another": (None, [c_int64]),
     "rm_asked": (c_int64, []),
     "rm_take_part": (None, [c_int]),
     "rm_stepping": (None, [c_int]),
-    "rm_set_budget": (c_int, [c_int64, c_char_p, c_int64]),
+    "rm_set_budget": (c_int, [c_int64]),
     "rm_release": (c_int64, [c_int64]),
-    "rm_fix": (c_int, [c_int64, c_char_p, c_int64]),
-    "rm_commit": (c_int, [c_char_p, c_int64]),
+    "rm_keep": (c_int, [c_int64]),
+    "rm_commit": (c_int, []),
     "rm_state": (c_int, [c_int64]),
     "rm_figures": (None, [c_void_p]),
     "rm_repeated": (None, [c_char_p, c_int64]),
@@ -85,7 +86,7 @@ def library() -> Any:
             if check(path) != "":
                 compiler()  # or it is not said that it is built
                 _log.warning(
-                    "building what tracks PyTorch below Python, once for torch %s, in some ten seconds (%s=0: without)",
+                    "building what tracks PyTorch below Python, once for torch %s, in some 20 seconds (%s=0: without)",
                     *(torch.__version__, VARIABLE),
                 )
                 build()
@@ -179,9 +180,12 @@ def tightest(functions: Any, gradients: Sequence[int] = ()) -> tuple[int, int, i
 
 
 def calling(function: Any, *arguments: Any) -> tuple[int, str]:
-    """Call a function that gives the text of its error; its result, and the text. Raises what a signal handler did."""
-    text = ctypes.create_string_buffer(_MAX_ERROR)
-    result = function(*arguments, text, _MAX_ERROR)
+    """Call a function that can fail; its result, and the text of its error. Raises what a signal handler did."""
+    result = function(*arguments)
+    if not result:
+        return 0, ""
     if result == 3:
         raise _loaded[0].rm_raised()
+    text = ctypes.create_string_buffer(_MAX_ERROR)
+    _loaded[0].rm_failure(text, _MAX_ERROR)
     return result, text.value.decode(errors="replace")

@@ -2,21 +2,23 @@
 
 namespace {
 
-// Run `work` under the lock, and give its error as text: exceptions of C++ must not come out.
+thread_local std::string failure;  // the text of the last error
+
+// Run `work` under the lock. 0: done; else why not, since exceptions of C++ must not come out.
 template <class F>
-int caught(char* text, int64_t size, F&& work) {
+int caught(F&& work) {
   try {
     Lock lock;
     work();
     return 0;
   } catch (const NoRoom& error) {
     was_short = false;
-    snprintf(text, size, "%s", error.what());
+    failure = error.what();
     return 2;
   } catch (const Interrupted&) {
     return 3;
   } catch (const std::exception& error) {
-    snprintf(text, size, "%s", error.what());
+    failure = error.what();
     return 1;
   }
 }
@@ -88,6 +90,8 @@ void after_fork_in_child() {
 
 extern "C" {
 
+void rm_failure(char* text, int64_t size) { snprintf(text, size, "%s", failure.c_str()); }  // where one returned 1 or 2
+
 _object* rm_raised() { return std::exchange(raised, nullptr); }  // where a function returned 3; ctypes takes it over
 
 // powers: STEPS + 1 numbers; look, keep: functions of Python. Returns 0: open; 1: another block is.
@@ -126,10 +130,9 @@ int rm_open(int64_t budget, int64_t smallest, int64_t history, int form, int aro
   return 0;
 }
 
-int rm_close(char* text, int64_t size) {
+int rm_close() {
   Lock lock;
   std::string errors;
-  *text = 0;
   if (!count.open) return 0;
   give_everything_back(errors);
   count.open = nullptr;
@@ -138,7 +141,7 @@ int rm_close(char* text, int64_t size) {
   kept_blocks.keep_at_most(0);
   unwatch_faults();
   others.clear();
-  snprintf(text, size, "%s", errors.c_str());
+  failure = errors;
   return errors.empty() ? 0 : 1;
 }
 
@@ -154,8 +157,8 @@ void rm_take_part(int on) {  // this thread
 }
 void rm_stepping(int on) { set_stepping(on); }
 
-int rm_set_budget(int64_t budget, char* text, int64_t size) {
-  return caught(text, size, [&] {
+int rm_set_budget(int64_t budget) {
+  return caught([&] {
     count.budget = budget > 0 ? budget : INT64_MAX;
     evict_until_there_is_room(0);
     kept_blocks.keep_at_most(may_keep());
@@ -168,15 +171,16 @@ int64_t rm_release(int64_t wanted) {  // evict so many bytes, if there are so ma
   return evict_at_least(wanted);
 }
 
-int rm_fix(int64_t storage, char* text, int64_t size) {
-  return caught(text, size, [&] {
-    if (Value* v = value_at(storage)) fix(v);
+int rm_keep(int64_t tensor) {  // what is on its storage is a source from now on
+  return caught([&] {
+    auto* t = reinterpret_cast<TensorImpl*>(tensor);
+    if (is_undefined(t) || !ordinary(t)) return;
+    if (Value* v = value_of(t->unsafe_storage().unsafeGetStorageImpl())) fix(v);
   });
 }
 
-int rm_commit(char* text, int64_t size) {
-  return caught(
-      text, size, [] { TORCH_CHECK(commit(), "there is no room for all that is alive; raise the budget before"); });
+int rm_commit() {
+  return caught([] { TORCH_CHECK(commit(), "there is no room for all that is alive; raise the budget before"); });
 }
 
 int rm_state(int64_t storage) {  // 0: unknown, 1: source, 2: made, 3: evicted; and 4: its address is known outside
