@@ -125,9 +125,9 @@ class Blocks {
 };
 Blocks& blocks = *new Blocks;
 
-// Blocks below `LARGE` that have gone, for those of the same size that are asked for next. From malloc they take as long as
-// all records of an operator; and where its heap ends with free memory, it gives that back to the system, and each page
-// is then filled with zeros again as it is used next: half a microsecond for each, in each step.
+// Blocks below `LARGE` that have gone, for those of the same size that are asked for next. From malloc they take as long
+// as all records of an operator; and where its heap ends with free memory, it gives that back to the system, whose pages
+// are filled with zeros as they are used next, in every step again.
 class KeptBlocks {
  public:
   static size_t rounded(size_t size) { return (size + STEP - 1) & ~(STEP - 1); }
@@ -143,7 +143,7 @@ class KeptBlocks {
     return block;
   }
 
-  bool give(void* block, size_t size, int64_t most) {  // false: it is to be freed, since they would be more than so many bytes
+  bool give(void* block, size_t size, int64_t most) {  // false: it is to be freed, or all would be more bytes
     if (size > MOST || bytes() + int64_t(size) > most) return false;
     const Alone here(busy_);
     Kept*& first = kept_[size / STEP];

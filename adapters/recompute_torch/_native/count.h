@@ -73,7 +73,8 @@ bool takes_part();  // whether what this thread allocates is the block's
 
 c10::Allocator* ordinary_allocator = nullptr;  // what there was before
 
-constexpr int64_t MANY_KEPT = int64_t(1) << 19, MOST_KEPT = int64_t(1) << 26;  // bytes in kept blocks, in any budget; in none
+constexpr int64_t MANY_KEPT = int64_t(1) << 19;  // bytes of kept blocks in any budget
+constexpr int64_t MOST_KEPT = int64_t(1) << 26;  // without one
 
 int64_t may_keep() { return count.limited() ? std::max(MANY_KEPT, count.room()) : MOST_KEPT; }
 
