@@ -50,7 +50,10 @@ struct Count {
     }
   }
   bool limited() const { return budget.load(std::memory_order_relaxed) != INT64_MAX; }
-  int64_t room() const { return budget.load(std::memory_order_relaxed) - used(); }
+  int64_t room() const {  // without a limit: until there is more than there ever was
+    const Books& now = *books.load(std::memory_order_relaxed);
+    return std::min(budget.load(std::memory_order_relaxed), now.peak.load(std::memory_order_relaxed)) - now.used.load();
+  }
   bool fits(int64_t more) const { return fits(more, used()); }
   bool fits(int64_t more, int64_t now) const {
     return now - beside.load(std::memory_order_relaxed) + more <= budget.load(std::memory_order_relaxed);
@@ -74,9 +77,8 @@ bool takes_part();  // whether what this thread allocates is the block's
 c10::Allocator* ordinary_allocator = nullptr;  // what there was before
 
 constexpr int64_t MANY_KEPT = int64_t(1) << 19;  // bytes of kept blocks in any budget
-constexpr int64_t MOST_KEPT = int64_t(1) << 26;  // without one
 
-int64_t may_keep() { return count.limited() ? std::max(MANY_KEPT, count.room()) : MOST_KEPT; }
+int64_t may_keep() { return std::max(MANY_KEPT, count.room()); }
 
 struct Counting : c10::Allocator {
   static Header* header(void* data) { return reinterpret_cast<Header*>(static_cast<char*>(data) - AHEAD); }
@@ -86,7 +88,7 @@ struct Counting : c10::Allocator {
     Books* const books = head->books;
     const int64_t bytes = head->bytes;
     head->ours = 0;
-    if (head->mapped) blocks.give(head, head->mapped, count.is_open(books) && count.limited());
+    if (head->mapped) blocks.give(head, head->mapped, count.is_open(books));
     else if (!count.open || !kept_blocks.give(head, KeptBlocks::rounded(bytes + AHEAD), may_keep())) c10::free_cpu(head);
     if (books) books->used -= bytes;  // not before: another thread may take the room
   }
@@ -127,7 +129,7 @@ struct Counting : c10::Allocator {
     if (books) reserve(*books, bytes);
     size_t mapped = 0;
     void* block = nullptr;
-    if (books && bytes >= LARGE && count.limited()) {
+    if (books && bytes >= LARGE) {
       mapped = bytes + AHEAD;
       block = blocks.take(mapped, count.room() + int64_t(bytes) - kept_blocks.bytes());
     }

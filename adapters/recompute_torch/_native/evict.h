@@ -37,6 +37,7 @@ void evict(Value* v) {
   protect(v->impl, v->range != nullptr);
   v->data.clear();
   v->chain = chain_of(v);
+  update_needed(v);
 }
 
 c10::intrusive_ptr<StorageImpl> storage_of_our_own(size_t bytes, DataPtr data = DataPtr()) {
@@ -65,5 +66,6 @@ void receive(Value* v, DataPtr&& data) {  // memory from a repeat
   } else {
     give_storage(v);
   }
+  update_needed(v);
   enter_pool(v);
 }

@@ -114,6 +114,7 @@ void attach(Call* call, c10::ArrayRef<StorageImpl*> targets, c10::ArrayRef<Value
     v->unshared = old->unshared;
     enter(v);
     if (old->call) old->chain = chain_of(old);
+    update_needed(old);
     unref(old);
   }
   for (Value* v : made) {

@@ -31,6 +31,8 @@ struct Value {
   bool unshared = false;                  // the storage cannot be resized, as if NumPy had it, but nobody else has it
   bool blank = false;                     // an empty buffer: whatever is there, no repeat would make the same
   bool gone = false;                      // another thread is destroying the program's storage, which is known already
+  bool needed = false;                    // evicted, and alive or on the way to such a value: see `set_needed`
+  uint32_t needed_by = 0;                 // how often it is an input of what is needed
   uint64_t used = 0;                      // on the compute clock
   int64_t born = 0;                       // how many operators with the one that made it
   double chain = 0;                       // ticks to make it with its evicted ancestors, as it lost its memory
@@ -41,6 +43,7 @@ struct Value {
   c10::SmallVector<Use, 2> users;
   bool resident() const { return data.get() != nullptr; }
   bool alive() const { return impl && !own; }  // the program can ask for it
+  bool is_needed() const { return call && !resident() && (alive() || needed_by); }
 };
 
 struct Given {  // a tensor among the arguments: geometry on a value
@@ -149,6 +152,28 @@ double chain_of(const Value* v) {  // what it costs with its evicted ancestors; 
   return std::min(sum, 1e300);
 }
 
+// Tell the values it is made from, and theirs, with a list instead of recursion. A walk goes as far as what is evicted,
+// all of which has to run again before the next such walk.
+void set_needed(Value* v, bool needed) {
+  static auto& changed = *new std::vector<Value*>;
+  if (C10_LIKELY(v->needed == needed)) return;
+  v->needed = needed;
+  for (changed.push_back(v); !changed.empty();) {
+    const Call* call = changed.back()->call;
+    changed.pop_back();
+    for (const Given& g : call->given) {
+      Value* input = g.value;
+      if (!input) continue;
+      input->needed_by += needed ? 1 : -1;
+      if (input->needed == needed || input->is_needed() != needed) continue;
+      input->needed = needed;
+      changed.push_back(input);
+    }
+  }
+}
+
+void update_needed(Value* v) { set_needed(v, v->is_needed()); }  // its memory or its storage is another one
+
 void forget_missing(Value* v) {
   if (v->alive() && v->call && !v->resident()) M.missing -= v->bytes;
 }
@@ -166,6 +191,7 @@ void drop_call(Value* v) {  // it becomes a source, or dies
   if (!call) return;
   leave_pool(v);
   forget_missing(v);
+  set_needed(v, false);
   v->call = nullptr;
   call->outputs[v->number] = nullptr;
   if (--call->live) return;
@@ -231,7 +257,7 @@ void wrap(Value* v, StorageImpl* storage) {  // the storage shows the value's me
   show_in(v, storage);
 }
 
-bool wanted(Value* v);
+bool wanted(const Value* v);
 void give_storage(Value* v);
 
 void forget_storage(Value* v, bool needed = false) {
@@ -239,7 +265,7 @@ void forget_storage(Value* v, bool needed = false) {
   show_in(v, nullptr);
   unreserve(v);
   const bool can_stay = v->call && v->resident() && !v->escaped && !v->blank;
-  if (can_stay && (needed || (M.missing > 0 && wanted(v)))) {  // what needs it was cheap to evict because of this
+  if (can_stay && (needed || wanted(v))) {  // what needs it was cheap to evict because of this
     give_storage(v);
     enter_pool(v);
   } else if (v->call || (v->users.empty() && !v->pins)) {
@@ -250,6 +276,7 @@ void forget_storage(Value* v, bool needed = false) {
     v->refs++;
     M.orphans.push_back(v);
   }
+  update_needed(v);
 }
 
 void storage_gone(void* context) {

@@ -78,60 +78,44 @@ struct Below {
   double needed = 0, unneeded = 0;
 };
 
-// The evicted descendants: those that are alive, and those on the way to them, are needed. Of the others only the next
-// ones count, as `unneeded`.
+// The evicted descendants that are needed, or all of them. Of the others only the next ones count, as `unneeded`.
 Below cost_below(Value* of, bool all) {
-  struct Step {
-    Value* value;
-    uint32_t from;
-    bool counted;
-  };
-  static std::vector<Step> path;
+  static std::vector<Value*> path;
   const uint64_t walk = ++M.walks;
-  path.clear(), path.push_back({of, 0, true});
+  path.clear(), path.push_back(of);
   of->seen = walk;
   Below sum;
   for (size_t i = 0; i < path.size() && i < REACH; i++) {
-    const auto& users = path[i].value->users;
+    const auto& users = path[i]->users;
     for (size_t u = 0; u < users.size() && u < WIDE; u++)
       for (Value* out : users[u].call->outputs) {
-        if (!out || out->resident() || out->seen == walk) continue;
-        out->seen = walk;
-        path.push_back({out, uint32_t(i), false});
-        if (!all && !out->alive()) continue;
-        for (size_t at = path.size() - 1; !path[at].counted; at = path[at].from) {
-          path[at].counted = true;
-          sum.needed += path[at].value->call->cost;
-        }
+        if (!out || out->resident() || std::exchange(out->seen, walk) == walk) continue;
+        if (all || out->needed) sum.needed += out->call->cost, path.push_back(out);
+        else if (i == 0) sum.unneeded += out->call->cost;
       }
   }
-  for (const Step& step : path)
-    if (!step.counted && step.from == 0) sum.unneeded += step.value->call->cost;
   return sum;
 }
 
-bool wanted(Value* v) {  // something evicted that is needed is made from it; published policies do not ask
-  return policy.around == Policy::NEEDED && cost_below(v, false).needed > 0;
+bool wanted(const Value* v) {  // something evicted that is needed is made from it; published policies do not ask
+  return policy.around == Policy::NEEDED && v->needed_by;
 }
 
 double height_of(Value* v) {
   M.scored++;
   double neighbours = 0;
-  bool unneeded = false;
   if (policy.around != Policy::NONE) neighbours = cost_above(v);
   if (policy.around == Policy::EXACT) {
     neighbours += cost_below(v, true).needed;
   } else if (policy.around == Policy::NEEDED) {
     const Below below = cost_below(v, false);
     const double x = double(pressure) / STEPS;
-    unneeded = !v->alive() && !below.needed;
     neighbours = (1 - x / 2) * (neighbours + below.needed) + (1 - x) * below.unneeded;
   }
   v->around = neighbours;
   v->known = M.changes + LASTS;
   const double staleness = double(M.clock - v->used) + 1;
-  const double height = policy.height(v->call->cost, neighbours, v->bytes, staleness, pressure);
-  return unneeded ? 1e150 + height : height;
+  return policy.height(v->call->cost, neighbours, v->bytes, staleness, pressure);
 }
 
 Value* choose() {  // none: nothing may be evicted
@@ -145,20 +129,20 @@ Value* choose() {  // none: nothing may be evicted
   c10::SmallVector<std::pair<double, Value*>, 2 * SAMPLE> seen;
   for (size_t i = 0; i < looks; i++, at = (at + step) % n) {
     Value* v = M.pool[at];
+    if (policy.around == Policy::NEEDED && !v->alive() && !v->needed_by) return v;  // it is of no use to anything
     const bool known = v->known > M.changes;
     const double own = v->call->cost, staleness = double(M.clock - v->used) + 1;
     const double around = policy.around == Policy::NONE ? 0 : known ? v->around : chain_of(v) - own;
-    const bool look = !known && !v->alive() && policy.around == Policy::NEEDED;  // it may be of no use to anything
-    seen.emplace_back(look ? HUGE_VAL : policy.height(own, around, v->bytes, staleness, pressure), v);
+    seen.emplace_back(policy.height(own, around, v->bytes, staleness, pressure), v);
   }
-  std::sort(seen.begin(), seen.end(), std::greater<>());
-  if (policy.around == Policy::NONE) return seen[0].second;
+  if (policy.around == Policy::NONE) return std::max_element(seen.begin(), seen.end())->second;
+  std::make_heap(seen.begin(), seen.end());
   Value* best = nullptr;
   double highest = -1;
-  for (const auto& [guess, v] : seen) {
-    if (guess <= highest) break;
-    const double height = height_of(v);
-    if (height > highest) highest = height, best = v;
+  for (; !seen.empty() && seen[0].first > highest; seen.pop_back()) {
+    const double height = height_of(seen[0].second);
+    if (height > highest) highest = height, best = seen[0].second;
+    std::pop_heap(seen.begin(), seen.end());
   }
   return best;
 }

@@ -162,7 +162,7 @@ int rm_set_budget(int64_t budget) {
     count.budget = budget > 0 ? budget : INT64_MAX;
     evict_until_there_is_room(0);
     kept_blocks.keep_at_most(may_keep());
-    blocks.keep_at_most(count.limited() ? count.room() : 0);
+    blocks.keep_at_most(count.room());
   });
 }
 
@@ -257,6 +257,11 @@ int64_t rm_problems() {  // inconsistencies in the records: 0, or a number that 
     if ((v->place >= 0) != evictable(v)) return 5;
     if (v->place >= 0) pool_bytes += v->bytes;
     if (v->alive() && v->call && !v->resident()) missing += v->bytes;
+    if (v->needed != v->is_needed()) return 11;
+    uint32_t needed_by = 0;
+    for (const Use& use : v->users)
+      for (const Value* out : use.call->outputs) needed_by += out && out->needed;
+    if (v->needed_by != needed_by) return 12;
     if (v->call && (v->number >= v->call->outputs.size() || v->call->outputs[v->number] != v)) return 6;
     for (uint32_t i = 0; i < v->users.size(); i++) {
       const Use& use = v->users[i];
