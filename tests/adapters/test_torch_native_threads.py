@@ -244,7 +244,7 @@ def test_errors_of_two_threads_at_once() -> None:
                 return result
 
             try:
-                load.calling(commits)
+                load.ended(commits())
             except ValueError as error:
                 raised[name] = str(error)
 

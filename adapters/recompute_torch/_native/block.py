@@ -11,6 +11,7 @@ import ctypes
 import gc
 import os
 import sys
+from array import array
 from collections.abc import Callable, Mapping
 from dataclasses import fields
 from math import inf
@@ -177,7 +178,7 @@ class NativeBudget(Block):
     def _close(self) -> None:
         if load.open_block is not self:
             return
-        failed, text = load.calling(self._library.rm_close)
+        failed, text = load.ended(self._library.rm_close())
         self._final = load.figures(self._library)
         self._repeated = load.repeated(self._library)
         self._state = "over"
@@ -191,28 +192,28 @@ class NativeBudget(Block):
         self.holders.meet_optimizer(optimizer)
         if not self._steps:
             self._remembered = self._held()["optimizer"].here
-            gradients = [parameter.grad for group in optimizer.param_groups for parameter in group["params"]]
-            addresses = [_address(made) for made in gradients if made is not None and ordinary(made)]
+            made = [parameter.grad for group in optimizer.param_groups for parameter in group["params"]]
+            addresses = [_address(gradient) for gradient in made if gradient is not None and ordinary(gradient)]
             seen = (self._tightest, load.tightest(self._library, addresses))
             self._tightest = max(filter(None, seen), key=lambda one: one[0] + one[2])
-        for group in optimizer.param_groups:
-            for parameter in group["params"]:
+        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        for parameter in parameters:
+            if parameter is not self._hooked.get(id(parameter)):
                 self._hook(parameter)
-                gradient = parameter.grad
-                if gradient is not None:
-                    self._keep(gradient)
+        gradients = array("q", [made._cdata for parameter in parameters if (made := parameter.grad) is not None])
+        self._do(self._library.rm_keep_all, gradients.buffer_info()[0], len(gradients))
         self._library.rm_stepping(1)
 
     def _hook(self, parameter: Any) -> None:
         """A gradient that has arrived is needed at the step, with all others: it stays until then."""
-        if parameter is not self._hooked.get(id(parameter)) and parameter.requires_grad and parameter.is_leaf:
+        if parameter.requires_grad and parameter.is_leaf:
             self._hooked[id(parameter)] = parameter
             self._hooks.append(parameter.register_post_accumulate_grad_hook(self._arrived))
 
     def _arrived(self, parameter: Any) -> None:
         gradient = parameter.grad
-        if gradient is not None and self._state == "open":
-            self._keep(gradient)
+        if gradient is not None and (failed := self._library.rm_keep(gradient._cdata)):  # this comes often
+            self._raise(failed)
 
     def _stepped(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         self._library.rm_stepping(0)
@@ -381,19 +382,19 @@ class NativeBudget(Block):
             return load.Figures(*[0] * len(fields(load.Figures)))
         return self._final or load.figures(self._library)
 
-    def _keep(self, tensor: Any) -> None:
-        self._do(self._library.rm_keep, tensor._cdata)
-
     def _own(self, tensor: torch.Tensor) -> None:
         """All tensors take part anyway."""
 
     def _forget(self, tensor: torch.Tensor) -> None:
-        self._keep(tensor)
+        self._do(self._library.rm_keep, tensor._cdata)
 
     def _do(self, function: Any, *arguments: Any) -> None:
-        failed, text = load.calling(function, *arguments)
-        if failed:
-            raise self._explained(text) if failed == 2 else RuntimeError(text)
+        if failed := function(*arguments):
+            self._raise(failed)
+
+    def _raise(self, failed: int) -> None:
+        _, text = load.ended(failed)
+        raise self._explained(text) if failed == 2 else RuntimeError(text)
 
 
 class _NoRoom(rc.BudgetError):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import logging
 import os
+from array import array
 from collections.abc import Sequence
 from ctypes import c_char_p, c_double, c_int, c_int64, c_void_p
 from dataclasses import dataclass, fields
@@ -18,7 +19,6 @@ from recompute_torch._native.build import NotBuilt, Unavailable, build, check, c
 VARIABLE: Final = "RECOMPUTE_TORCH_NATIVE"
 """Of the environment: 0 forbids the native path."""
 
-_MAX_ERROR: Final = 2000  # bytes
 _MAX_REPEATED: Final = 1 << 20  # bytes of the names and figures of all operators
 _log: Final = logging.getLogger("recompute_torch")
 _lock: Final = RLock()
@@ -39,6 +39,7 @@ _FUNCTIONS: Final[dict[str, tuple[Any, list[Any]]]] = {
     "rm_set_budget": (c_int, [c_int64]),
     "rm_release": (c_int64, [c_int64]),
     "rm_keep": (c_int, [c_int64]),
+    "rm_keep_all": (c_int, [c_void_p, c_int64]),
     "rm_commit": (c_int, []),
     "rm_state": (c_int, [c_int64]),
     "rm_figures": (None, [c_void_p]),
@@ -74,6 +75,12 @@ class Figures:
     """Seconds of all operators."""
     repeated: float
     """Seconds of those that ran again."""
+
+
+# Types that stay: ctypes makes new ones of these sizes else, which takes longer than all the rest of a call.
+_Counted: Final[Any] = c_int64 * len(fields(Figures))
+_Three: Final = c_int64 * 3
+_Text: Final = ctypes.c_char * 2000
 
 
 def library() -> Any:
@@ -154,7 +161,7 @@ def asked() -> int:
 
 def figures(functions: Any) -> Figures:
     """What has been counted since the block was opened."""
-    into: Any = (c_int64 * len(fields(Figures)))()
+    into: Any = _Counted()
     functions.rm_figures(into)
     return Figures(*into[:-2], *[nanoseconds / 1e9 for nanoseconds in into[-2:]])
 
@@ -174,18 +181,17 @@ def tightest(functions: Any, gradients: Sequence[int] = ()) -> tuple[int, int, i
     `gradients`: addresses of storages that could be evicted, and count as well where they were there. The third of the
     result is how many bytes of them that were.
     """
-    into, name = (c_int64 * 3)(), ctypes.create_string_buffer(_MAX_ERROR)
-    functions.rm_tightest((c_int64 * len(gradients))(*gradients), len(gradients), into, name, _MAX_ERROR)
+    into, name, addresses = _Three(), _Text(), array("q", gradients)
+    functions.rm_tightest(addresses.buffer_info()[0], len(addresses), into, name, len(name))
     return *into, name.value.decode(errors="replace")
 
 
-def calling(function: Any, *arguments: Any) -> tuple[int, str]:
-    """Call a function that can fail; its result, and the text of its error. Raises what a signal handler did."""
-    result = function(*arguments)
+def ended(result: int) -> tuple[int, str]:
+    """The result of a function that can fail, and the text of its error. Raises what a signal handler did."""
     if not result:
         return 0, ""
     if result == 3:
         raise _loaded[0].rm_raised()
-    text = ctypes.create_string_buffer(_MAX_ERROR)
-    _loaded[0].rm_failure(text, _MAX_ERROR)
-    return result, text.value.decode(errors="replace")
+    error = _Text()
+    _loaded[0].rm_failure(error, len(error))
+    return result, error.value.decode(errors="replace")

@@ -171,12 +171,16 @@ int64_t rm_release(int64_t wanted) {  // evict so many bytes, if there are so ma
   return evict_at_least(wanted);
 }
 
-int rm_keep(int64_t tensor) {  // what is on its storage is a source from now on
-  return caught([&] {
-    auto* t = reinterpret_cast<TensorImpl*>(tensor);
-    if (is_undefined(t) || !ordinary(t)) return;
-    if (Value* v = value_of(t->unsafe_storage().unsafeGetStorageImpl())) fix(v);
-  });
+void keep(int64_t tensor) {  // what is on its storage is a source from now on
+  auto* t = reinterpret_cast<TensorImpl*>(tensor);
+  if (is_undefined(t) || !ordinary(t)) return;
+  if (Value* v = value_of(t->unsafe_storage().unsafeGetStorageImpl())) fix(v);
+}
+int rm_keep(int64_t tensor) {
+  return caught([&] { keep(tensor); });
+}
+int rm_keep_all(const int64_t* tensors, int64_t many) {
+  return caught([&] { std::for_each(tensors, tensors + many, &keep); });
 }
 
 int rm_commit() {
