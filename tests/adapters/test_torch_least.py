@@ -316,7 +316,7 @@ expected = [float(make(number)[0]) for number in range(60)]
 used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
 resource.setrlimit(resource.RLIMIT_AS, (used + 400_000_000, resource.RLIM_INFINITY))
 torch.manual_seed(0)
-with rt.budget("auto") as block:
+with rt.budget(sys.argv[2]) as block:
     kept = [make(number) for number in range(60)]
     found = [float(tensor[0]) for tensor in kept]
     stats = block.stats()
@@ -326,15 +326,23 @@ print(found == expected, stats.evictions > 0, stats.rematerializations > 0)
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the limit of a process is Linux's")
-@pytest.mark.parametrize("made", ["x * number", "torch.rand(4_000_000)", "torch.empty_like(x).fill_(number)"])
-def test_auto(made: str) -> None:
-    """With "auto" tensors are evicted when an allocation fails, for whatever operator, and it is tried again."""
+@pytest.mark.parametrize(
+    ("made", "budget"),
+    [
+        ("x * number", "auto"),
+        ("torch.rand(4_000_000)", "auto"),
+        ("torch.empty_like(x).fill_(number)", "auto"),
+        ("x * number", "10GB"),
+    ],
+)
+def test_memory_of_the_machine(made: str, budget: str) -> None:
+    """Tensors are evicted when an allocation fails in any budget, for whatever operator, and it is tried again."""
     given_back = {
         **os.environ,
         "MALLOC_MMAP_THRESHOLD_": "1000000",
     }  # else the C library keeps what is freed
     done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, made], capture_output=True, text=True, check=False, env=given_back
+        [sys.executable, "-c", SCRIPT, made, budget], capture_output=True, text=True, check=False, env=given_back
     )
     assert done.stdout.split() == ["True", "True", "True"], done.stderr
 

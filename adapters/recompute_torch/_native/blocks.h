@@ -54,9 +54,9 @@ class Blocks {
     else unmap(static_cast<char*>(block), size);
   }
 
-  void keep_at_most(int64_t bytes) {
+  bool keep_at_most(int64_t bytes) {  // whether more was kept
     std::lock_guard lock(mutex_);
-    shrink(bytes);
+    return shrink(bytes);
   }
 
   void before_fork() { mutex_.lock(); }  // kernels of other threads take memory without any other lock
@@ -107,14 +107,16 @@ class Blocks {
     by_size_.erase({size, block});
   }
 
-  void shrink(int64_t bytes) {  // the smallest first: large ones are worth more
-    while (bytes_ > std::max<int64_t>(0, bytes)) {
+  bool shrink(int64_t bytes) {  // the smallest first: large ones are worth more
+    const int64_t most = std::max<int64_t>(0, bytes), before = bytes_;
+    while (bytes_ > most) {
       const auto [length, block] = *by_size_.begin();
-      const size_t much = std::min(length, pages(bytes_ - std::max<int64_t>(0, bytes)));
+      const size_t much = std::min(length, pages(bytes_ - most));
       drop(block, length);
       unmap(block + length - much, much);
       if (length > much) keep(block, length - much);
     }
+    return bytes_ < before;
   }
 
   std::mutex mutex_;
@@ -153,7 +155,8 @@ class KeptBlocks {
     return true;
   }
 
-  void keep_at_most(int64_t most) {
+  bool keep_at_most(int64_t most) {  // whether more was kept
+    const bool more = bytes() > most;
     while (bytes() > most) {
       size_t size;
       {
@@ -163,6 +166,7 @@ class KeptBlocks {
       }
       if (void* block = take(size)) c10::free_cpu(block);
     }
+    return more;
   }
 
   int64_t bytes() const { return bytes_.load(std::memory_order_relaxed); }

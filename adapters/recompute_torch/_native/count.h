@@ -109,6 +109,10 @@ struct Counting : c10::Allocator {
       return count.add(into, bytes);
     }
   }
+  static bool give_back_kept() {  // false: nothing is kept
+    const bool large = blocks.keep_at_most(0), small = kept_blocks.keep_at_most(0);
+    return large || small;
+  }
   static void* from_malloc(size_t bytes, bool counted) {  // the machine's memory may be shorter than the budget
     while (true) {
       try {
@@ -118,7 +122,7 @@ struct Counting : c10::Allocator {
         c10::free_cpu(block);
         return other;
       } catch (const c10::Error&) {
-        if (!counted || !evict_some(bytes)) throw;
+        if (!give_back_kept() && !(counted && evict_some(bytes))) throw;
       }
     }
   }
