@@ -282,6 +282,37 @@ def test_a_recurrent_network_in_half_of_its_memory() -> None:
     assert 0 < stats.rematerializations < stats.operations
 
 
+def test_an_operator_costs_what_its_fastest_run_took() -> None:
+    """Its first run may fill caches or be interrupted: of two values, the one that is quick to make is evicted."""
+    library = torch.library.Library("recompute_costs", "DEF")
+    library.define("quick_again(Tensor x) -> Tensor")
+    library.define("slow(Tensor x) -> Tensor")
+    matrix, runs = torch.ones(200, 200), []
+
+    def work(x: Any, times: int) -> Any:
+        for _ in range(times):
+            matrix.mm(matrix)
+        return x * 1
+
+    def quick_again(x: Any) -> Any:
+        runs.append(x)
+        return work(x, 60 if len(runs) == 1 else 0)
+
+    library.impl("quick_again", quick_again, "CPU")
+    library.impl("slow", lambda x: work(x, 6), "CPU")
+    with rt.budget(native=True) as block:
+        x = torch.ones(2_000)
+        quick = torch.ops.recompute_costs.quick_again(x)
+        slow = torch.ops.recompute_costs.slow(x)
+        block.cache.release_memory()
+        slow.sum(), quick.sum()  # brings them back
+        work(x, 20)  # neither was used just now
+        assert block.cache.release_memory(1) == quick.nbytes
+        evicted = [load.library().rm_state(tensor.untyped_storage()._cdata) == 3 for tensor in (quick, slow)]
+    assert len(runs) > 1
+    assert evicted == [True, False]
+
+
 def test_nobody_is_evicted_by_the_policy_none() -> None:
     """The budget is a hard limit then."""
     with rt.budget(8_500, native=True, policy="none"):

@@ -141,6 +141,7 @@ void repeat(Call* call) {  // its arguments are in memory and pinned
     const uint64_t took = ticks() - began;
     M.repeated_ticks += took, call->rule->repeated_ticks += took;
     M.clock += took;
+    call->cost = std::min(call->cost, took);  // the first run may fill caches, or be interrupted
     M.repeats++, call->rule->repeats++;
     if (C10_UNLIKELY(M.repeats == M.patience)) count.beside = count.used() + M.live;
   }
