@@ -17,6 +17,7 @@ import torch
 
 import recompute as rc
 from recompute_torch._memory import (
+    Kept,
     Memory,
     Storage,
     bytes_of,
@@ -191,9 +192,7 @@ class MemoryAdapter(rc.adapters.Adapter):
 
     def vacate(self, value: Memory) -> None:
         """Takes the bytes out of the outer storage."""
-        outer: Any = None if value.outer is None else value.outer()
-        if outer is not None:
-            outer._swap_data_ptr_(gone(value.nbytes, outer.device))
+        value.leave(gone)
 
     def outlive(self, value: Memory) -> bool:
         """The bytes stay when the outer storage goes."""
@@ -206,14 +205,12 @@ class MemoryAdapter(rc.adapters.Adapter):
     def pack(self, value: Memory) -> tuple[Any, Sequence[Any]]:
         """The bytes of the storage that has them. Raises Lost if that has gone."""
         storage = value.storage
-        return (storage.device, value.nbytes, value.tiny, value.own is not None), [bytes_of(storage)]
+        return (storage.device, value.nbytes, value.tiny), [bytes_of(storage)]
 
     def unpack(self, head: Any, load: Callable[[Any], None]) -> Memory:
         """Memory that no tensor of the program has yet."""
-        device, nbytes, tiny, kept = head
-        memory = Memory(device_name(device), nbytes, None, new_storage(nbytes, device, load), tiny=tiny)
-        memory.kept = kept
-        return memory
+        device, nbytes, tiny = head
+        return Kept(device_name(device), nbytes, None, new_storage(nbytes, device, load), tiny=tiny)
 
     def timer(self, device: str) -> Callable[[], Callable[[], float | None]] | None:
         """Two events around an operation on a GPU."""
@@ -228,3 +225,10 @@ class MemoryAdapter(rc.adapters.Adapter):
     def fingerprint(self, value: Memory) -> bytes:
         """A digest of the bytes; those of a GPU are fetched for it."""
         return blake2b(bytes_of(value.storage.cpu()), digest_size=16).digest()
+
+
+class KeptAdapter(MemoryAdapter):
+    """The same for memory that stays."""
+
+    name = "kept torch memory"
+    outlives = True

@@ -186,7 +186,6 @@ class budget(Block):
                 cure=CURE,
                 package="torch",
                 paste='rt.budget("{budget}")',
-                keeps=False,
             ),
             **named,
         )

@@ -6,6 +6,7 @@ costs, and what is done if a device has no memory left.
 
 from __future__ import annotations
 
+import os
 import re
 from collections import deque
 from collections.abc import Callable
@@ -61,14 +62,22 @@ class Lost(RuntimeError):
     """
 
 
+_moving: Final[Any] = extend.RLock()
+"""One thread at a time decides which of two storages has the bytes."""
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_moving._at_fork_reinit)  # another thread may have had it
+
+
 class Memory:
     """The bytes of one storage. While `own` is None they lie in the `outer` one, which tensors of the program share.
 
-    What an operation made is in the outer storage alone, and goes when that goes. A source is needed beyond: its bytes
-    belong to `own`, and the outer storage points to them.
+    What an operation made is in the outer storage alone, and goes when that goes. If it may be needed beyond, it is
+    `Kept`: its bytes belong to `own`, and the outer storage points to them. Sources are, and what was made since memory
+    was short: what is evicted may be made from it.
     """
 
-    __slots__ = ("device", "kept", "nbytes", "outer", "own", "tiny")
+    __slots__ = ("device", "left", "nbytes", "outer", "own", "tiny")
 
     def __init__(
         self, device: str, nbytes: int, outer: ref[Storage] | None, own: Storage | None, *, tiny: bool = False
@@ -77,7 +86,7 @@ class Memory:
         self.nbytes = nbytes
         self.outer = outer  # None: no tensor of the program has it
         self.own = own
-        self.kept = False  # the bytes come from a tier, and belong to `own` when the outer storage points to them, too
+        self.left = False  # it is on its way out, and the outer storage has no bytes any more
         self.tiny = tiny  # it is not worth an eviction, and code that is no operator may read it: numbers, lengths
 
     @property
@@ -92,36 +101,50 @@ class Memory:
 
     def keep(self) -> bool:
         """Let the bytes stay when the outer storage goes; False if that has gone, and they with it."""
-        outer: Any = None if self.outer is None else self.outer()
-        if self.own is None and outer is not None:
-            alias = _alias(outer)
-            uninterrupted(partial(outer._swap_data_ptr_, alias), partial(setattr, self, "own", alias))
-        return self.own is not None
+        with _moving:
+            outer: Any = None if self.outer is None else self.outer()
+            if self.own is None and outer is not None and not self.left:
+                alias = _alias(outer)
+                uninterrupted(
+                    partial(outer._swap_data_ptr_, alias),
+                    partial(setattr, self, "own", alias),
+                    partial(setattr, self, "__class__", Kept),
+                )
+            return self.own is not None
+
+    def leave(self, gone: Callable[[int, torch.device], Any]) -> None:
+        """Take the bytes out of the outer storage, which gets `gone(nbytes, device)` instead."""
+        with _moving:
+            outer: Any = None if self.outer is None else self.outer()
+            if outer is not None:
+                nothing = gone(self.nbytes, outer.device)
+                uninterrupted(partial(outer._swap_data_ptr_, nothing), partial(setattr, self, "left", True))
 
     def fill(self, remains: ref[Storage]) -> None:
-        """Give the bytes to the outer storage that has none, or let it point to them, if there still is one."""
+        """Let the outer storage that has no bytes point to these, if there still is one."""
         outer: Any = remains()
-        if outer is None or self.own is None:
-            return
-        if self.kept:
+        if outer is not None and self.own is not None:
             uninterrupted(partial(outer._swap_data_ptr_, _alias(self.own)), partial(setattr, self, "outer", remains))
-        else:
-            uninterrupted(
-                partial(outer._swap_data_ptr_, self.own),
-                partial(setattr, self, "outer", remains),
-                partial(setattr, self, "own", None),
-            )
 
     def give_back(self, *further: partial[Any]) -> None:
         """Leave the bytes to the outer storage; `further` steps, if any, are part of it: see `uninterrupted`."""
-        outer: Any = None if self.outer is None else self.outer()
-        steps: list[partial[Any]] = []
-        if self.own is not None and outer is not None:
-            steps = [partial(outer._swap_data_ptr_, self.own), partial(setattr, self, "own", None)]
-        uninterrupted(*steps, *further)
+        with _moving:
+            outer: Any = None if self.outer is None else self.outer()
+            steps: list[partial[Any]] = []
+            if self.own is not None and outer is not None:
+                if outer.data_ptr() == self.own.data_ptr():  # else it has got other bytes meanwhile
+                    steps.append(partial(outer._swap_data_ptr_, self.own))
+                steps += [partial(setattr, self, "own", None), partial(setattr, self, "__class__", Memory)]
+            uninterrupted(*steps, *further)
 
     def __repr__(self) -> str:
         return f"<{self.nbytes} bytes on {self.device}>"
+
+
+class Kept(Memory):
+    """Bytes that stay when the outer storage goes."""
+
+    __slots__ = ()
 
 
 def _alias(storage: Storage) -> Any:
@@ -137,7 +160,7 @@ def device_name(device: torch.device) -> str:
 
 def new_memory(storage: Any) -> Memory:
     """Memory that no tensor of the program has, with the bytes of a storage."""
-    return Memory(device_name(storage.device), storage.nbytes(), None, storage)
+    return Kept(device_name(storage.device), storage.nbytes(), None, storage)
 
 
 def foreign(storage: Any) -> bool:

@@ -54,7 +54,7 @@ class Blank:
 class Call:
     """An operator call on tensors of the program that made new ones. As a function of memory it can be run again."""
 
-    __slots__ = ("args", "dtype", "func", "grad", "kwargs", "live", "made", "result", "rule", "states")
+    __slots__ = ("args", "dtype", "func", "grad", "keeps", "kwargs", "live", "made", "result", "rule", "states")
 
     sizes_alone = True
     """`size_key` says all that decides the sizes of the outputs, those of the arguments included."""
@@ -76,6 +76,7 @@ class Call:
         self.states: States = ()  # that generators were in, if it draws from these
         self.grad = torch.is_grad_enabled()  # some kernels make more when it is
         self.dtype = torch.get_default_dtype()  # that of a quotient of integers
+        self.keeps = False  # memory is short: what it makes may be needed when the program needs it no more
         self.live: Any = live  # the arguments themselves and those by name, for the first run
         self.result: Any = None  # of the first run, for the program
         self.made: list[Storage] | None = None  # new ones, by the first run, if all that it made is plain
@@ -86,9 +87,13 @@ class Call:
         if live is None:
             return _given(self.again(memories, {}))
         args, kwargs = live
+        outputs = self._first(args, kwargs or {})
+        return outputs if not self.keeps else _kept(outputs)
+
+    def _first(self, args: Any, kwargs: dict[str, Any]) -> Any:
         if self.rule.seeded:
-            return self._first_draw(args, kwargs or {})
-        self.result = result = with_room(self.func, args, kwargs or {})
+            return self._first_draw(args, kwargs)
+        self.result = result = with_room(self.func, args, kwargs)
         if type(result) is Tensor:  # mostly it is one new tensor
             made: list[Storage] = []
             memory = _plain(result, made)
@@ -202,7 +207,8 @@ class Write(Call):
             outputs = [Memory(device_name(made.device), made.nbytes(), ref(made), None) for made in self.targets]
         else:
             outputs = list(dict.fromkeys([memories[number] for number in self.written]))
-        return outputs[0] if self.single else _given(outputs + new_memories(result, self.targets))
+        made = outputs[0] if self.single else _given(outputs + new_memories(result, self.targets))
+        return made if not self.keeps else _kept(made)
 
     def _copies(self, memories: tuple[Memory, ...]) -> dict[int, Storage]:
         """A copy of each memory that is written, wherever it stands among the arguments."""
@@ -258,6 +264,14 @@ def _plain(result: Any, made: list[Storage]) -> Memory | None:
             device = "cpu" if result.is_cpu else device_name(storage.device)
             return Memory(device, size, ref(storage), None, tiny=size <= _LENGTHS_BYTES and tiny(result, size))
     return None
+
+
+def _kept(outputs: Any) -> Any:
+    """The outputs, which stay when the program needs them no more."""
+    for memory in (outputs,) if isinstance(outputs, Memory) else outputs or ():
+        if not memory.tiny:
+            memory.keep()
+    return outputs
 
 
 def _given(outputs: list[Memory]) -> Any:

@@ -20,10 +20,11 @@ import torch
 import recompute as rc
 from recompute import extend
 from recompute.extend import EVICTED, RLock, Value, node_of
-from recompute_torch._adapter import MemoryAdapter
+from recompute_torch._adapter import KeptAdapter, MemoryAdapter
 from recompute_torch._blocks import OTHERS
 from recompute_torch._holders import Holders
 from recompute_torch._memory import (
+    Kept,
     Lost,
     Memory,
     Storage,
@@ -33,7 +34,6 @@ from recompute_torch._memory import (
     new_memory,
     same,
     storage_of,
-    uninterrupted,
 )
 from recompute_torch._native import load
 from recompute_torch._recipe import immaterial, new_storages, ordinary
@@ -295,6 +295,7 @@ class Storages:
             memory.give_back(
                 partial(setattr, memory, "outer", None),
                 partial(setattr, memory, "own", kept),
+                partial(setattr, memory, "__class__", Kept),
                 partial(delattr, storage, "_recompute"),
             )
             self._source(storage)
@@ -327,7 +328,7 @@ class Storages:
         if node.payload is EVICTED:
             leave()
         else:
-            uninterrupted(partial(setattr, node.payload, "outer", None), leave)
+            node.payload.give_back(partial(setattr, node.payload, "outer", None), leave)
 
     def forget(self, given: Iterable[Tensor]) -> None:
         """Let the tensors be strangers, with their content, as they were before the cache met them."""
@@ -377,6 +378,14 @@ class Storages:
         alive = [reference() for reference in list(self._known.values())]
         return [storage for storage in alive if storage is not None and hasattr(storage, "_recompute")]
 
+    def keep_all(self) -> None:
+        """What is in memory stays when the program needs it no more, as long as something evicted is made from it."""
+        for storage in self.known():
+            handle: Handle | None = getattr(storage, "_recompute", None)
+            memory = None if handle is None else node_of(handle).payload
+            if isinstance(memory, Memory) and not memory.tiny:
+                memory.keep()
+
     def commit(self) -> None:
         """Forget how everything was made: what is alive becomes a source."""
         for storage in self.known():
@@ -409,3 +418,4 @@ class Storages:
 
 
 rc.adapters.register(Memory, MemoryAdapter())
+rc.adapters.register(Kept, KeptAdapter())

@@ -63,6 +63,7 @@ class Tracker(Storages):
         self.rules: dict[int, tuple[Callable[..., Any], Rule]] = {}  # by the identity of an operator
         self.floor: Floor | None = None  # told of each operation, if that is asked for
         self._everything = everything
+        self._is_short = False  # something has been evicted
         self._funcs: list[Any] = []  # the operators, which must live as long as their identities are used
 
     def floor_now(self) -> Floor:
@@ -320,6 +321,12 @@ class Tracker(Storages):
     def _run(self, function: Call | Look, nodes: Sequence[Value], frame: FrameType, *, single: bool) -> list[Handle]:
         """Let the cache run a call; what refers to its outputs. `frame` is the one below the methods of this class."""
         caller = _program_at(frame)
+        if self.cache.extend.was_short:
+            if not self._is_short:
+                self._is_short = True
+                self.keep_all()
+            if isinstance(function, Call):
+                function.keeps = True
         while True:
             try:
                 handles = self.cache.extend.run(function, nodes, nodes, caller, nout=1 if single else 0, handle=Handle)

@@ -49,6 +49,8 @@ class Adapter:
 
     name: str = "python"
     arrays: bool = False
+    outlives: bool = False
+    """Whether memory that `vacate` gives up stays when what refers to it goes, without a call of `outlive`."""
 
     def serves(self, cls: type) -> bool:
         """Whether values of this type are the adapter's business; others get the defaults."""
@@ -183,7 +185,7 @@ def _kind_of(adapter: Adapter, cls: type) -> Kind:
     kind.evicted = adapter.evicted if told or outlined else None
     kind.destroyed = adapter.destroyed if own.destroyed is not Adapter.destroyed else None
     kind.vacate = adapter.vacate if own.vacate is not Adapter.vacate else None
-    kind.outlive = None if kind.vacate is None else adapter.outlive
+    kind.outlive = None if kind.vacate is None or adapter.outlives else adapter.outlive
     kind.restored = adapter.restored if own.restored is not Adapter.restored else None
     kind.silent = kind.evicted is None and kind.vacate is None
     kind.outlines = outlined and not told and kind.vacate is None and kind.restored is None

@@ -346,6 +346,11 @@ class Watch:
             storages = [storage for storage in engine.memory.storages if storage.resident]
         return sorted(storages, key=lambda storage: storage.number)
 
+    @property
+    def was_short(self) -> bool:
+        """Whether something was evicted so far because room was needed."""
+        return self.engine.journal.evictions > 0
+
     def is_wanted(self, storage: Storage) -> bool:
         """Whether something that is evicted, and needed, is made from it. With the default policy."""
         return self.engine.memory.neighbourhood.wanted(storage)
