@@ -31,6 +31,9 @@ OVERWRITES: Final = frozenset(
 UNSTEADY: Final = "aten::linalg_lstsq"
 """On a CPU, the last bits of what it makes differ from run to run, in plain torch, too."""
 
+STREAMS: Final = "aten::record_stream"
+"""It tells the allocator that another stream uses the memory, which it knows by the storage that owns it."""
+
 BUFFERS: Final = re.compile(r"aten::(new_)?(empty|zeros)(_like|_strided|_permuted)?$")
 """What they make is filled later, by code that need not be an operator: extensions get the address of such tensors."""
 
@@ -81,8 +84,9 @@ def rule_of(func: Any) -> Rule:
         return Rule("composes", name)  # it arrives here as a whole only in inference mode
     if name in ("aten::_efficientzerotensor", "aten::_unsafe_view"):  # no memory; that of its argument
         return Rule("views", name)
-    # A view that is no tensor with a plain storage, which has to stay; a generator, which is a tensor.
-    if name in ("aten::_nested_view_from_buffer", "aten::_cudnn_init_dropout_state"):
+    # A view that is no tensor with a plain storage, which has to stay; a generator, which is a tensor; news for an
+    # allocator, which the schema calls a write.
+    if name in ("aten::_nested_view_from_buffer", "aten::_cudnn_init_dropout_state", STREAMS):
         return Rule("other", name)
     if torch.Tag.inplace_view in func.tags:
         return Rule("reshapes", name)

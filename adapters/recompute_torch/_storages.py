@@ -378,6 +378,12 @@ class Storages:
         alive = [reference() for reference in list(self._known.values())]
         return [storage for storage in alive if storage is not None and hasattr(storage, "_recompute")]
 
+    def give_back(self, nodes: Iterable[Value]) -> None:
+        """What was made belongs to the storages of the program again, as their allocator expects."""
+        for node in nodes:
+            if node.operation is not None and isinstance(node.payload, Memory):
+                node.payload.give_back()
+
     def keep_all(self) -> None:
         """What is in memory stays when the program needs it no more, as long as something evicted is made from it."""
         for storage in self.known():

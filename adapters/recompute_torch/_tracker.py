@@ -21,7 +21,7 @@ from recompute.extend import Value, node_of
 from recompute_torch._holders import Floor
 from recompute_torch._memory import Lost, Storage, device_name, storage_below_modes, storage_of, with_room
 from recompute_torch._recipe import Blank, Call, Look, Write, geometry_of, immaterial, new_storages, ordinary, tensors
-from recompute_torch._rules import Rule, rule_of
+from recompute_torch._rules import STREAMS, Rule, rule_of
 from recompute_torch._storages import Handle, Storages
 
 Tensor = torch.Tensor
@@ -269,7 +269,8 @@ class Tracker(Storages):
                 handle = self._handle(tensor)
                 if handle is not None:
                     nodes.append(node_of(handle))
-        look = Look(func, (args, kwargs), partial(self.wrote, written), writes=bool(written))
+        before = partial(self.give_back, nodes) if rule.name == STREAMS else partial(self.wrote, written)
+        look = Look(func, (args, kwargs), before, writes=bool(written))
         self._run(look, nodes, _getframe(1), single=True)
         self._kept_by(look.result, args, kwargs)
         return look.result

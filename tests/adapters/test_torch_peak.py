@@ -17,7 +17,10 @@ from torch.fx.experimental.proxy_tensor import make_fx  # noqa: E402  # the same
 
 import recompute as rc  # noqa: E402  # the same
 import recompute_torch as rt  # noqa: E402  # the same
+from recompute import extend  # noqa: E402  # the same
 from recompute_torch._escapes import handle_of  # noqa: E402  # the same
+from recompute_torch._memory import Kept, Memory  # noqa: E402  # the same
+from recompute_torch._rules import rule_of  # noqa: E402  # the same
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -233,3 +236,20 @@ def test_what_cannot_be_made_again_counts_at_once() -> None:
         assert block.stats().used == before + dense.nbytes
         del dense
         assert block.stats().used == before
+
+
+def test_memory_that_another_stream_uses_belongs_to_its_storage() -> None:
+    """The allocator is told of it, and knows the owner: not the cache, which has it since memory was short."""
+    assert rule_of(torch.ops.aten.record_stream.default).what == "other"
+    with rt.budget(native=False) as block:
+        x = torch.ones(1000)
+        y = x * 2
+        block.cache.release_memory()
+        z = y * 3
+        node = extend.node_of(handle_of(z))
+        assert type(node.payload) is Kept
+        block._tracker.give_back([node])
+        assert type(node.payload) is Memory
+        block.cache.release_memory()
+        assert node.payload is extend.EVICTED
+        assert z.tolist() == [6.0] * 1000
