@@ -103,13 +103,21 @@ def small_cluster(**options: Any) -> Any:
     return gen_cluster(**{**given, **options})
 
 
+class Cluster(LocalCluster):
+    """Dask's may be told of a worker's end before it has heard of the worker, and then fails to close."""
+
+    def _update_worker_status(self, op: str, msg: Any) -> None:
+        if op != "remove" or msg in self.scheduler_info["workers"]:
+            super()._update_worker_status(op, msg)
+
+
 @contextmanager
 def processes() -> Iterator[tuple[Any, Any]]:
     """A cluster of two processes, each with room for four chunks, and its client."""
     options = {"n_workers": 2, "threads_per_worker": 1, "memory_limit": "300MB", **LOOPBACK}
     with (
         dask.config.set({"distributed.worker.memory.target": 4 * CHUNK / 300e6}),
-        LocalCluster(**options, worker_class=rd.Nanny) as cluster,
+        Cluster(**options, worker_class=rd.Nanny) as cluster,
         Client(cluster) as client,
     ):
         yield cluster, client
