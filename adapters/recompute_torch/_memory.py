@@ -72,9 +72,9 @@ if hasattr(os, "register_at_fork"):
 class Memory:
     """The bytes of one storage. While `own` is None they lie in the `outer` one, which tensors of the program share.
 
-    What an operation made is in the outer storage alone, and goes when that goes. If it may be needed beyond, it is
-    `Kept`: its bytes belong to `own`, and the outer storage points to them. Sources are, and what was made since memory
-    was short: what is evicted may be made from it.
+    The result of an operation is in the outer storage alone, and goes when that goes. If it may be needed beyond, it is
+    `Kept`: its bytes belong to `own`, and the outer storage points to them. Sources are kept, and results since memory
+    was short, from which evicted values may be made.
     """
 
     __slots__ = ("device", "left", "nbytes", "outer", "own", "tiny")
@@ -94,15 +94,19 @@ class Memory:
         """Where the bytes are."""
         if self.own is not None:
             return self.own
-        storage = None if self.outer is None else self.outer()
+        storage: Storage | None = self._outside()
         if storage is None:
             raise Lost("the memory of a tensor is gone, and so is the tensor")
         return storage
 
+    def _outside(self) -> Any:
+        """The outer storage; None: it has gone, or there was none."""
+        return None if self.outer is None else self.outer()
+
     def keep(self) -> bool:
         """Let the bytes stay when the outer storage goes; False if that has gone, and they with it."""
         with _moving:
-            outer: Any = None if self.outer is None else self.outer()
+            outer = self._outside()
             if self.own is None and outer is not None and not self.left:
                 alias = _alias(outer)
                 uninterrupted(
@@ -115,7 +119,7 @@ class Memory:
     def leave(self, gone: Callable[[int, torch.device], Any]) -> None:
         """Take the bytes out of the outer storage, which gets `gone(nbytes, device)` instead."""
         with _moving:
-            outer: Any = None if self.outer is None else self.outer()
+            outer = self._outside()
             if outer is not None:
                 nothing = gone(self.nbytes, outer.device)
                 uninterrupted(partial(outer._swap_data_ptr_, nothing), partial(setattr, self, "left", True))
@@ -129,7 +133,7 @@ class Memory:
     def give_back(self, *further: partial[Any]) -> None:
         """Leave the bytes to the outer storage; `further` steps, if any, are part of it: see `uninterrupted`."""
         with _moving:
-            outer: Any = None if self.outer is None else self.outer()
+            outer = self._outside()
             steps: list[partial[Any]] = []
             if self.own is not None and outer is not None:
                 if outer.data_ptr() == self.own.data_ptr():  # else it has got other bytes meanwhile

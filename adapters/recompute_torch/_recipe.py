@@ -76,7 +76,7 @@ class Call:
         self.states: States = ()  # that generators were in, if it draws from these
         self.grad = torch.is_grad_enabled()  # some kernels make more when it is
         self.dtype = torch.get_default_dtype()  # that of a quotient of integers
-        self.keeps = False  # memory is short: what it makes may be needed when the program needs it no more
+        self.keeps = False  # memory is short: its results may be needed when the program needs them no more
         self.live: Any = live  # the arguments themselves and those by name, for the first run
         self.result: Any = None  # of the first run, for the program
         self.made: list[Storage] | None = None  # new ones, by the first run, if all that it made is plain

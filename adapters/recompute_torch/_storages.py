@@ -379,13 +379,13 @@ class Storages:
         return [storage for storage in alive if storage is not None and hasattr(storage, "_recompute")]
 
     def give_back(self, nodes: Iterable[Value]) -> None:
-        """What was made belongs to the storages of the program again, as their allocator expects."""
+        """Results of operations belong to the storages of the program again, as their allocator expects."""
         for node in nodes:
             if node.operation is not None and isinstance(node.payload, Memory):
                 node.payload.give_back()
 
     def keep_all(self) -> None:
-        """What is in memory stays when the program needs it no more, as long as something evicted is made from it."""
+        """Values in memory stay when the program needs them no more, if evicted values are made from them."""
         for storage in self.known():
             handle: Handle | None = getattr(storage, "_recompute", None)
             memory = None if handle is None else node_of(handle).payload

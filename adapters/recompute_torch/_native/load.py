@@ -77,7 +77,7 @@ class Figures:
     """Seconds of those that ran again."""
 
 
-# Types that stay: ctypes makes new ones of these sizes else, which takes longer than all the rest of a call.
+# Made once: ctypes would make a type for each call, which takes longer than the rest of it.
 _Counted: Final[Any] = c_int64 * len(fields(Figures))
 _Three: Final = c_int64 * 3
 _Text: Final = ctypes.c_char * 2000

@@ -32,7 +32,7 @@ struct Value {
   bool blank = false;                     // an empty buffer: whatever is there, no repeat would make the same
   bool gone = false;                      // another thread is destroying the program's storage, which is known already
   bool needed = false;                    // evicted, and alive or on the way to such a value: see `set_needed`
-  uint32_t needed_by = 0;                 // how often it is an input of what is needed
+  uint32_t needed_by = 0;                 // how often it is an input of needed values
   uint64_t used = 0;                      // on the compute clock
   int64_t born = 0;                       // how many operators with the one that made it
   double chain = 0;                       // ticks to make it with its evicted ancestors, as it lost its memory
@@ -152,8 +152,8 @@ double chain_of(const Value* v) {  // what it costs with its evicted ancestors; 
   return std::min(sum, 1e300);
 }
 
-// Tell the values it is made from, and theirs, with a list instead of recursion. A walk goes as far as what is evicted,
-// all of which has to run again before the next such walk.
+// Tell the values it is made from, and theirs, with a list instead of recursion. A walk visits evicted values alone,
+// all of which have to run again before the next such walk.
 void set_needed(Value* v, bool needed) {
   static auto& changed = *new std::vector<Value*>;
   if (C10_LIKELY(v->needed == needed)) return;
